@@ -78,6 +78,33 @@ std::string Where(const std::string& process, const std::string& thread) {
   return text;
 }
 
+// What called the function of the kernel's in which a thread waits.
+std::string CallersOfWait(const std::string& thread) {
+  constexpr int kMost = 3;
+  const std::string stack = ReadSmallFile(thread + "/stack");  // "[<0>] futex_wait_queue+0x63/0x90", a line each
+  std::string names;
+  std::size_t line = stack.find('\n');
+  for (int i = 0; i < kMost && line != std::string::npos; ++i, line = stack.find('\n', line + 1)) {
+    const std::size_t begin = stack.find("] ", line), end = stack.find('+', line);
+    if (begin == std::string::npos || end == std::string::npos || end < begin) break;
+    const std::string name = stack.substr(begin + 2, end - begin - 2);
+    if (name.starts_with("do_syscall") || name.starts_with("entry_")) break;  // where every call enters the kernel
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  return names.empty() ? "" : " (" + names + ")";
+}
+
+// What holds a thread that a debugger has stopped.
+std::string Tracer(const std::string& thread) {
+  constexpr std::string_view kKey = "TracerPid:";
+  const std::string status = ReadSmallFile(thread + "/status");
+  const std::size_t at = status.find(kKey);
+  const long tracer = at == std::string::npos ? 0 : std::strtol(status.c_str() + at + kKey.size(), nullptr, 10);
+  if (tracer <= 0) return "by a debugger";
+  const auto stat = ReadProcessStat(static_cast<pid_t>(tracer));
+  return fmt::format("by {} (pid {}), which traces it", stat ? stat->name : "a debugger", tracer);
+}
+
 // As wait says it, and as a shell does.
 std::int32_t ExitCode(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
 
@@ -159,6 +186,19 @@ std::string NameOfFrame(std::uintptr_t address) {
   return std::string(file.empty() ? "exe" : BaseName(file)) + "+" + fmt::format("{:#x}", address - object->l_addr);
 }
 
+std::string WhereItIs(char state, const std::string& process, const std::string& thread) {
+  return state == 'T' ? "" : state == 't' ? Tracer(thread) : Where(process, thread);
+}
+
+// Only after its files were read is it certain whose they were: the number was this process's until then.
+Sight IfStill(pid_t pid, int pidfd, Sight sight) {
+  const auto number = NumberBehind(pidfd);
+  if (number == pid) return sight;
+  sight = {};
+  if (number == -1) sight.state = "gone";
+  return sight;
+}
+
 }  // namespace
 
 Sight SeeProcess(pid_t pid, int pidfd) {
@@ -170,14 +210,21 @@ Sight SeeProcess(pid_t pid, int pidfd) {
     const bool ended = stat->ended() || stat->exiting;
     sight.state = ended ? "zombie" : StateText(stat->state);
     if (ended && MaySeeExitCode(directory)) sight.exit_code = ExitCode(stat->exit_status);
-    if (!ended && stat->state != 'T') sight.where = Where(directory, directory);
+    if (!ended) sight.where = WhereItIs(stat->state, directory, directory);
   }
-  // Only now is it certain whose files those were: the number was this process's until after they had been read.
-  const auto number = NumberBehind(pidfd);
-  if (number == pid) return sight;
-  sight = {};
-  if (number == -1) sight.state = "gone";
-  return sight;
+  return IfStill(pid, pidfd, std::move(sight));
+}
+
+Sight SeeThread(pid_t pid, pid_t thread, int pidfd) {
+  Sight sight;
+  if (pid <= 0 || pidfd < 0) return sight;
+  const std::string process = "/proc/" + std::to_string(pid), directory = process + "/task/" + std::to_string(thread);
+  if (const auto stat = thread == pid ? ReadProcessStat(pid) : ReadProcessStat(std::filesystem::path(directory))) {
+    sight.state = StateText(stat->state);
+    sight.where = WhereItIs(stat->state, process, directory);
+    if (stat->state == 'S' || stat->state == 'D') sight.where += CallersOfWait(directory);
+  }
+  return IfStill(pid, pidfd, std::move(sight));
 }
 
 std::string StateOfProcess(pid_t pid) {

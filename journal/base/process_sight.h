@@ -77,13 +77,18 @@ ProcessLife LifeOf(const ProcessIdentity& process, int pidfd = -1);
 struct Sight {
   // "running", "sleeping", "stopped", "uninterruptible", "zombie", "gone", or "unknown": it cannot be seen from here
   std::string state = "unknown";
-  std::string where;            // "in the CUDA driver (ioctl on /dev/nvidia0)", "in Python, in futex"; empty: unknown
+  // "in the CUDA driver (ioctl on /dev/nvidia0)", "in Python, in futex"; of a stopped one "by gdb (pid 12), which traces it";
+  // empty: unknown
+  std::string where;
   std::int32_t exit_code = -1;  // of a process that has ended: 0 to 255; 128 + N: ended by signal N; -1: unknown
 };
 
 // The process to which `pidfd` refers and whose number in this pid namespace is `pid`. A process that has got the number since
 // is never described: "gone". Without a pidfd (-1) nothing is said.
 Sight SeeProcess(pid_t pid, int pidfd);
+// Likewise one of its threads. To who may see it, `where` has the functions of the kernel's that wait: "in futex_wait_queue
+// (futex_wait, do_futex)".
+Sight SeeThread(pid_t pid, pid_t thread, int pidfd);
 
 // The same word for a process by its number alone, where the caller knows otherwise whose it is; empty: it cannot be read.
 std::string StateOfProcess(pid_t pid);

@@ -40,7 +40,7 @@ struct GivesBack {
   Place* place = nullptr;
   ~GivesBack() {
     if (place == nullptr) return;
-    t_launches.inside = nullptr;
+    t_launches.place = nullptr;
     place->taken.store(false, std::memory_order_release);
   }
 };
@@ -258,14 +258,14 @@ void NoteStream(Counted& counted, Stream stream) noexcept {
 // ---- calls
 // -------------------------------------------------------------------------------------------------------------------
 
-std::atomic<const char*>& PlaceOfThread() noexcept {
+Place& PlaceOfThread() noexcept {
   static thread_local GivesBack gives_back;
   Place& place = FindPlace();
   if (&place != &g_last_place) {
     gives_back.place = &place;
-    t_launches.inside = &place.inside;
+    t_launches.place = &place;
   }
-  return place.inside;
+  return place;
 }
 
 Entered EnterClosed(const char* call, std::span<const Launched> launched, Made made) noexcept {
@@ -287,7 +287,7 @@ Entered EnterClosed(const char* call, std::span<const Launched> launched, Made m
     if (ends) all.changed.notify_all();
     if (ends && made == Made::kIfAllLive) return Entered::kRefused;
     CountClosed(all, launched);  // the targets of a gate that was opened matter no more
-    (t_launches.inside != nullptr ? *t_launches.inside : PlaceOfThread()).store(call, std::memory_order_release);
+    (t_launches.place != nullptr ? *t_launches.place : PlaceOfThread()).inside.store(call, std::memory_order_release);
     return ends ? Entered::kWithEnding : Entered::kCounted;
   } catch (...) {
     g_broken.store(true);

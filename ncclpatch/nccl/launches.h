@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "ncclpatch/nccl/communicators.h"
+#include "ncclpatch/nccl/places.h"
 #include "statemachine/agreement/launches.h"
 
 namespace amem::nccl::launches {
@@ -123,9 +124,9 @@ struct ThreadState {
   };
   std::uint64_t generation = 0;  // of `found`
   Found found[4];
-  std::atomic<const char*>* inside = nullptr;  // this thread's place in the list of threads
-  bool launching = false;                      // inside a call that is counted: what NCCL calls then is not the program's
-  bool captures = false;                       // what it launched was captured
+  Place* place = nullptr;  // this thread's, in the list of threads
+  bool launching = false;  // inside a call that is counted: what NCCL calls then is not the program's
+  bool captures = false;   // what it launched was captured
 };
 extern constinit thread_local ThreadState t_launches;
 extern constinit std::atomic<bool> g_closed;
@@ -138,7 +139,7 @@ inline Counted* FindCounted(const ncclComm* address) noexcept {
   const bool known = state.generation == g_generation.load(std::memory_order_acquire) && one.address == address;
   return known ? one.counted : LearnCounted(address);
 }
-std::atomic<const char*>& PlaceOfThread() noexcept;
+Place& PlaceOfThread() noexcept;
 
 // Whether NCCL must get the call also if a communicator in it ended meanwhile: else its group would stay open.
 enum class Made : std::uint8_t { kIfAllLive, kAlways };
@@ -170,8 +171,11 @@ template <class Call>
 int Launch(const char* name, std::span<const Launched> launched, const Call& call, Made made = Made::kIfAllLive) noexcept {
   ThreadState& state = t_launches;
   if (state.launching) return call();
-  std::atomic<const char*>& inside = state.inside != nullptr ? *state.inside : PlaceOfThread();
+  Place& place = state.place != nullptr ? *state.place : PlaceOfThread();
+  std::atomic<const char*>& inside = place.inside;
   Entered entered = Entered::kCounted;
+  place.on.store(launched.empty() || launched[0].counted == nullptr ? 0 : launched[0].counted->id.value,
+                 std::memory_order_relaxed);
   inside.store(name, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   if (g_closed.load(std::memory_order_relaxed)) [[unlikely]] {

@@ -12,17 +12,22 @@ static constinit std::atomic<Place*> g_places{nullptr};
 
 Place* FirstPlace() noexcept { return g_places.load(std::memory_order_acquire); }
 
+static Place* Own(Place* place) noexcept {
+  if (place != nullptr) place->thread.store(static_cast<pid_t>(::syscall(SYS_gettid)), std::memory_order_relaxed);
+  return place;
+}
+
 Place* TakePlace() noexcept {
   for (Place* place = FirstPlace(); place != nullptr; place = place->next) {
     bool taken = false;
-    if (place->taken.compare_exchange_strong(taken, true, std::memory_order_acq_rel)) return place;
+    if (place->taken.compare_exchange_strong(taken, true, std::memory_order_acq_rel)) return Own(place);
   }
   auto* const made = new (std::nothrow) Place;
   if (made == nullptr) return nullptr;
   made->next = g_places.load(std::memory_order_relaxed);
   while (!g_places.compare_exchange_weak(made->next, made, std::memory_order_acq_rel)) {
   }
-  return made;
+  return Own(made);
 }
 
 bool CanMakeThreadsSeen() noexcept {

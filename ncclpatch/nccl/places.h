@@ -1,12 +1,17 @@
 // The threads that call NCCL: which call each is in, as whoever closes the gate sees it.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
+#include <cstdint>
 
 namespace amem::nccl::launches {
 
 struct Place {
   std::atomic<const char*> inside{nullptr};
+  std::atomic<std::uint64_t> on{0};  // the communicator that call was made with, by its id; for messages only
+  std::atomic<pid_t> thread{0};
   std::atomic<bool> taken{true};
   Place* next = nullptr;
 };

@@ -10,6 +10,7 @@ namespace amem::nccl::launches {
 namespace {
 
 constexpr std::size_t kMostClocks = 1500;  // that one message has room for
+constexpr std::size_t kMostThreads = 4;    // that a message tells of
 
 std::string NameOf(const Counted& of) {
   char text[64];
@@ -59,11 +60,22 @@ std::string WhyNot(const All& all) {
 
 std::string Inside(const All& all) {
   for (const Place* place = FirstPlace(); place != nullptr; place = place->next)
-    if (const char* const call = place->inside.load(std::memory_order_acquire)) return call;
+    if (const char* const call = place->inside.load(std::memory_order_acquire)) {
+      const auto on = all.by_id.find(CommunicatorId{place->on.load(std::memory_order_relaxed)});
+      return on == all.by_id.end() || on->second->clock == 0 ? call : std::string(call) + " on " + NameOf(*on->second);
+    }
   for (const auto& [id, counted] : all.by_id)
     if (counted->background.goes_on() && !counted->ended())
       return "a call that goes on in the background for " + NameOf(*counted);
   return "";
+}
+
+std::vector<std::uint32_t> Threads() {
+  std::vector<std::uint32_t> threads;
+  for (const Place* place = FirstPlace(); place != nullptr && threads.size() < kMostThreads; place = place->next)
+    if (const pid_t thread = place->thread.load(); thread != 0 && place->taken.load())
+      threads.push_back(static_cast<std::uint32_t>(thread));
+  return threads;
 }
 
 agreement::LaunchReading ReadLocked(const All& all) {
@@ -72,6 +84,7 @@ agreement::LaunchReading ReadLocked(const All& all) {
   if (!g_closed.load()) return reading;
   reading.version = all.gate.version;
   reading.inside = Inside(all);  // first: what is not inside has been counted
+  reading.threads = Threads();
   ForEachClock(all, [&](const agreement::ClockReading& one) { reading.clocks.push_back(one); });
   if (reading.clocks.size() > kMostClocks) {
     reading.why_not =

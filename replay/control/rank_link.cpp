@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <ranges>
 
 #include "journal/base/clock.h"
 #include "journal/base/process_sight.h"
@@ -16,6 +17,7 @@ namespace amem::control {
 namespace {
 
 constexpr std::size_t kLastEvents = 3;
+constexpr std::size_t kMostThreads = 4;              // that are told of
 constexpr std::chrono::milliseconds kForRoom{1000};  // in the queue of a rank that is busy
 
 std::string Ago(std::uint64_t then_ns) {
@@ -206,9 +208,14 @@ std::string RankLook::Doing() const {
 
 std::string RankLink::DoingInDetail() const {
   if (!look_.alive) return look_.Doing();
-  const Sight sight = SeeProcess(look_.process.pid, connection_->process_fd());
-  return fmt::format("{}; its process is {}{}{}", look_.Doing(), sight.state, sight.where.empty() ? "" : " " + sight.where,
-                     FromJournal(look_.process.directory));
+  const auto text = [](const Sight& sight) { return sight.state + (sight.where.empty() ? "" : " " + sight.where); };
+  const pid_t pid = look_.process.pid;
+  const int process = connection_->process_fd();
+  std::string doing = fmt::format("{}; its process is {}", look_.Doing(), text(SeeThread(pid, pid, process)));
+  for (const std::uint32_t thread : look_.is.launches.threads | std::views::take(kMostThreads))
+    if (const auto other = static_cast<pid_t>(thread); other != pid)
+      doing += fmt::format("; its thread {}, which calls NCCL, is {}", other, text(SeeThread(pid, other, process)));
+  return doing + FromJournal(look_.process.directory);
 }
 
 }  // namespace amem::control

@@ -109,10 +109,15 @@ Status JobControl::StopLaunches(const AskOptions& options, Deadline until, const
 
 Status JobControl::AreNotAtTargets(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const {
   std::string all;
+  std::vector<agreement::LaunchReading> readings;
+  for (const RankLink& rank : ranks_) readings.push_back(rank->is.launches);
+  const std::vector<std::string> incomplete = agreement::LaunchStop::Incomplete(readings);
+  const std::string silent = "has not held its launches" +
+                             (incomplete.empty() ? "" : fmt::format("; those that have are {}", fmt::join(incomplete, ", ")));
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const RankLink& rank = ranks_[i];
     const bool answers = Has(rank, Phase::kHeld) || HasCome(rank);
-    const std::string why = answers ? stop.WhyNotAtTargets(i, rank->is.launches) : "has not held its launches";
+    const std::string why = answers ? stop.WhyNotAtTargets(i, rank->is.launches) : silent;
     if (why.empty()) continue;
     all += fmt::format("\n{} {}; it {}", rank.name(), why, rank.DoingInDetail());
   }

@@ -70,12 +70,17 @@ LaunchStop::Seen LaunchStop::See(std::span<const LaunchReading> readings) const 
   return seen;
 }
 
-bool LaunchStop::SomeAreMissing(std::span<const LaunchReading> readings) {
-  struct Members {
-    std::set<std::int32_t> ranks;
-    bool lives = false;
-    ClockReading one;
-  };
+namespace {
+
+struct Members {
+  std::set<std::int32_t> ranks;
+  bool lives = false;
+  ClockReading one;
+
+  [[nodiscard]] bool AreAll() const { return !lives || static_cast<std::int32_t>(ranks.size()) >= one.ranks; }
+};
+
+std::map<std::uint64_t, Members> MembersIn(std::span<const LaunchReading> readings) {
   std::map<std::uint64_t, Members> communicators;
   for (const LaunchReading& reading : readings) {
     for (const ClockReading& one : reading.clocks) {
@@ -86,13 +91,28 @@ bool LaunchStop::SomeAreMissing(std::span<const LaunchReading> readings) {
       members.one = one;
     }
   }
-  for (const auto& [communicator, members] : communicators) {
-    const auto known = static_cast<std::int32_t>(members.ranks.size());
-    if (!members.lives || known >= members.one.ranks) continue;
-    missing_ = NameOf(members.one) + ": only " + std::to_string(known) + " of them are asked, or known by their rank";
+  return communicators;
+}
+
+}  // namespace
+
+bool LaunchStop::SomeAreMissing(std::span<const LaunchReading> readings) {
+  for (const auto& [communicator, members] : MembersIn(readings)) {
+    if (members.AreAll()) continue;
+    missing_ =
+        NameOf(members.one) + ": only " + std::to_string(members.ranks.size()) + " of them are asked, or known by their rank";
     return true;
   }
   return false;
+}
+
+std::vector<std::string> LaunchStop::Incomplete(std::span<const LaunchReading> readings) {
+  constexpr std::size_t kMost = 3;
+  std::vector<std::string> names;
+  for (const auto& [communicator, members] : MembersIn(readings))
+    if (!members.AreAll() && names.size() < kMost)
+      names.push_back(std::to_string(members.ranks.size()) + " of " + NameOf(members.one));
+  return names;
 }
 
 LaunchStop::Next LaunchStop::LetGo(std::size_t seat, const Seen& seen) {

@@ -47,8 +47,9 @@ struct LaunchReading {
   std::uint64_t version = 0;  // of the order that holds; 0: launches are not held
   std::vector<ClockReading> clocks{};
   std::vector<LaunchSeat> seats{};
-  std::string inside{};   // a call of NCCL's that has not returned, or goes on in the background
-  std::string why_not{};  // why this process cannot be stopped so; empty: it can
+  std::string inside{};                  // a call of NCCL's that has not returned, or goes on in the background
+  std::string why_not{};                 // why this process cannot be stopped so; empty: it can
+  std::vector<std::uint32_t> threads{};  // that call NCCL, some of them, as the kernel numbers them; for messages only
   friend bool operator==(const LaunchReading&, const LaunchReading&) = default;
 };
 
@@ -79,6 +80,9 @@ class LaunchStop {
   [[nodiscard]] LaunchOrder OrderOf(std::size_t process) const;
   // Of the last Consider. Why this process does not stand, in words; empty: it does, as far as it says.
   [[nodiscard]] std::string WhyNotAtTargets(std::size_t process, const LaunchReading& reading) const;
+  // Communicators of which not all ranks are among those that say what they launched: "3 of communicator 0x12 (4 ranks)". A
+  // few.
+  static std::vector<std::string> Incomplete(std::span<const LaunchReading> readings);
   [[nodiscard]] const std::string& missing() const { return missing_; }
   [[nodiscard]] std::uint32_t let_go() const { return let_go_; }  // launches that were let go once more
 

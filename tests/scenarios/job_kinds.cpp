@@ -206,8 +206,11 @@ class Job {
   void Mismatched(std::uint64_t step) {
     if (step == 16 && nccl_.rank == 0) nccl_.Reduce(row_, step);
   }
-  void Away(std::uint64_t step) {
-    if (nccl_.rank == 1 && step == 40) std::this_thread::sleep_for(std::chrono::seconds(4));
+  // Rank 1, for as long as the file is there.
+  void Away(std::uint64_t) {
+    if (nccl_.rank != 1 || access(std::getenv("JOB_AWAY"), F_OK) != 0) return;
+    std::printf("away\n"), std::fflush(stdout);
+    while (access(std::getenv("JOB_AWAY"), F_OK) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 
   std::string Threads() {

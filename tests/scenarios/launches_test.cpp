@@ -1,9 +1,15 @@
 // Jobs that nobody changed, stopped between launches: real processes on the stand-ins, libamem_nccl.so in them, and amem-replay
 // that asks them at random moments. Each rank checks all its results itself.
+#include <dirent.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -23,11 +29,63 @@ using std::chrono::milliseconds;
 
 constexpr int kWorld = 4;
 
+// Of each kind of stop that must not work; 210 in all by night. AMEM_STOPS_IN_VAIN=N: another number.
+int StopsInVain() {
+  const char* const number = std::getenv("AMEM_STOPS_IN_VAIN");
+#ifdef AMEM_BY_NIGHT
+  return number == nullptr ? 70 : std::atoi(number);
+#else
+  return number == nullptr ? 1 : std::atoi(number);
+#endif
+}
+
+// A process that stops all threads of another one, as a debugger does, until the object's end.
+class Debugger {
+ public:
+  explicit Debugger(pid_t traced) {
+    int stopped[2];
+    if (::pipe(stopped) != 0) return;
+    tracer_ = ::fork();
+    if (tracer_ == 0) {
+      static_cast<void>(::prctl(PR_SET_NAME, "debugger"));
+      const char says = StopAll(traced) ? 'y' : 'n';
+      static_cast<void>(::write(stopped[1], &says, 1));
+      for (;;) ::pause();
+    }
+    ::close(stopped[1]);
+    char says = 'n';
+    works_ = ::read(stopped[0], &says, 1) == 1 && says == 'y';
+    ::close(stopped[0]);
+  }
+  ~Debugger() {
+    ::kill(tracer_, SIGKILL);  // what it traces runs on
+    ::waitpid(tracer_, nullptr, 0);
+  }
+  Debugger(const Debugger&) = delete;
+  Debugger& operator=(const Debugger&) = delete;
+  [[nodiscard]] bool works() const { return works_; }
+
+ private:
+  static bool StopAll(pid_t process) {
+    bool all = true;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(process) + "/task")) {
+      const pid_t thread = std::atoi(entry.path().filename().c_str());
+      all = all && ::ptrace(PTRACE_SEIZE, thread, 0, 0) == 0 && ::ptrace(PTRACE_INTERRUPT, thread, 0, 0) == 0 &&
+            ::waitpid(thread, nullptr, __WALL) == thread;
+    }
+    return all;
+  }
+
+  pid_t tracer_ = -1;
+  bool works_ = false;
+};
+
 class Unmodified : public ::testing::Test {
  protected:
   void Start(const std::string& kind) {
     job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
     job_.environment["JOB_STOP"] = job_.directory() / "stop";
+    job_.environment["JOB_AWAY"] = job_.directory() / "away";
     job_.Start(kWorld, {"cuda", "load", "kind=" + kind});
   }
   Rank Tool(const Words& words) {
@@ -60,6 +118,31 @@ class Unmodified : public ::testing::Test {
       EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
       EXPECT_TRUE(rank.Said("kind").starts_with("steps")) << rank.out << rank.err;
     }
+  }
+  // What is known of the ranks' memory and requests from outside, without what changes while they run. A moment after a request
+  // has ended all run.
+  json Standing() {
+    json all;
+    const auto runs = [](const json& rank) { return rank["phase"] == "running"; };
+    for (int waited = 0; waited < 200 && (all.size() != kWorld || !std::ranges::all_of(all, runs)); ++waited) {
+      std::this_thread::sleep_for(milliseconds(10));
+      all = Live();
+    }
+    for (json& rank : all) {
+      EXPECT_EQ(rank["phase"], "running") << rank;
+      EXPECT_EQ(rank["freed_bytes"], 0) << rank;
+      rank.erase("doing");
+    }
+    return all;
+  }
+  // A stop that must not work, for these reasons; nothing has changed after it.
+  void StopInVain(bool parks, const Words& reasons) {
+    const Rank refused =
+        Tool(parks ? Words{"park", "--deadline", "1"} : Words{"pause", "--between-launches", "--deadline", "1"});
+    EXPECT_EQ(refused.status, 3) << refused.out << refused.err;
+    EXPECT_NE(refused.err.find("nothing was paused; all run on"), std::string::npos) << refused.err;
+    for (const std::string& reason : reasons)
+      EXPECT_NE(refused.err.find(reason), std::string::npos) << reason << ": " << refused.err;
   }
   std::string Pid(int rank) { return std::to_string(job_.processes()[static_cast<std::size_t>(rank)]); }
 
@@ -108,13 +191,24 @@ INSTANTIATE_TEST_SUITE_P(Of, Kinds,
 
 TEST_F(Unmodified, a_rank_that_is_away_is_named_at_the_deadline_nothing_has_changed_and_a_later_pause_succeeds) {
   Start("away,1");
-  ASSERT_TRUE(UntilStep(32)) << job_.SoFar(0).out << job_.SoFar(0).err;
-  std::this_thread::sleep_for(milliseconds(400));  // rank 1 sleeps by now, and the others wait for it in NCCL
-  const Rank refused = Tool({"pause", "--between-launches", "--deadline", "1"});
-  EXPECT_EQ(refused.status, 3) << refused.out << refused.err;
-  EXPECT_NE(refused.err.find("rank 1 has made "), std::string::npos) << refused.err;
-  EXPECT_NE(refused.err.find(" launches on communicator 0x"), std::string::npos) << refused.err;
-  for (const json& rank : Live()) EXPECT_EQ(rank["phase"], "running") << rank;
+  ASSERT_TRUE(UntilStep(8)) << job_.SoFar(0).out << job_.SoFar(0).err;
+  const json before = Standing();
+  const auto away = [&] {
+    const std::string out = job_.SoFar(1).out;
+    return out.rfind("away") > out.rfind("at ");
+  };
+  for (int i = 0; i < StopsInVain(); ++i) {
+    const std::filesystem::path file = job_.environment["JOB_AWAY"];
+    std::ofstream(file).close();
+    for (int waited = 0; waited < 2000 && !away(); ++waited) std::this_thread::sleep_for(milliseconds(5));
+    ASSERT_TRUE(away());
+    std::this_thread::sleep_for(milliseconds(50));  // the others wait for it in NCCL
+    StopInVain(i % 2 == 0, {"rank 1 has made ", " launches on communicator 0x",
+                            "rank 0 is inside ncclAllReduce on communicator 0x", "; its process is "});
+    std::filesystem::remove(file);
+    ASSERT_TRUE(UntilStep(StepOf(0) + 16)) << "after stop " << i;
+    ASSERT_EQ(Standing(), before);
+  }
   const Rank paused = Tool({"pause", "--between-launches", "--deadline", "20"});
   EXPECT_EQ(paused.status, 0) << paused.err;
   EXPECT_EQ(Tool({"resume"}).status, 0);
@@ -125,10 +219,12 @@ TEST_F(Unmodified, ranks_whose_programs_do_not_match_are_named_with_what_they_la
   Start("mismatched,1");
   ASSERT_TRUE(UntilStep(8));
   std::this_thread::sleep_for(milliseconds(500));
-  const Rank refused = Tool({"park", "--deadline", "1"});
-  EXPECT_EQ(refused.status, 3) << refused.out << refused.err;
-  EXPECT_NE(refused.err.find("inside ncclAllReduce"), std::string::npos) << refused.err;
-  for (const json& rank : Live()) EXPECT_EQ(rank["phase"], "running") << rank;
+  const json before = Standing();
+  for (int i = 0; i < StopsInVain(); ++i) {
+    StopInVain(i % 2 == 0,
+               {"rank 0 is inside ncclAllReduce on communicator 0x", "rank 3 is inside ncclAllReduce on communicator 0x"});
+    ASSERT_EQ(Standing(), before);
+  }
 }
 
 TEST_F(Unmodified, a_rank_that_was_stopped_is_named_and_the_others_run_on_with_it) {
@@ -140,6 +236,25 @@ TEST_F(Unmodified, a_rank_that_was_stopped_is_named_and_the_others_run_on_with_i
   EXPECT_NE(refused.status, 0) << refused.out;
   EXPECT_TRUE(refused.err.find("rank 2") != std::string::npos) << refused.err;
   ASSERT_TRUE(UntilStep(StepOf(0) + 16));
+  AllEndWell();
+}
+
+TEST_F(Unmodified, a_rank_in_a_debugger_is_named_with_it_and_all_run_on_when_it_goes) {
+  Start("data parallel,1");
+  ASSERT_TRUE(UntilStep(8));
+  const json before = Standing();
+  for (int i = 0; i < StopsInVain(); ++i) {
+    const int rank = i % kWorld;
+    {
+      const Debugger debugger(job_.processes()[static_cast<std::size_t>(rank)]);
+      if (!debugger.works()) GTEST_SKIP() << "this user may not trace";
+      StopInVain(i % 2 == 0,
+                 {"rank " + std::to_string(rank) + " has not held its launches; those that have are 3 of communicator 0x",
+                  "; its process is stopped by debugger (pid "});
+    }
+    ASSERT_TRUE(UntilStep(StepOf(0) + 16)) << "after stop " << i;
+    ASSERT_EQ(Standing(), before);
+  }
   AllEndWell();
 }
 

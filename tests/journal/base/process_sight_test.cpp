@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <thread>
@@ -61,6 +62,18 @@ TEST(SeeProcess, a_sleeping_process_is_told_from_a_stopped_one) {
   EXPECT_EQ(stopped.exit_code, -1);
   ::kill(child.pid(), SIGCONT);
   EXPECT_EQ(child.Await("sleeping").state, "sleeping");
+}
+
+TEST(SeeProcess, a_thread_of_it_is_seen_with_what_it_waits_for) {
+  const Watched child(&SleepOn);
+  const Sight process = child.Await("sleeping"), thread = SeeThread(child.pid(), child.pid(), child.process());
+  EXPECT_EQ(thread.state, "sleeping");
+  EXPECT_TRUE(thread.where.starts_with(process.where)) << thread.where << " of " << process.where;
+  if (std::ifstream("/proc/self/stack").peek() != std::ifstream::traits_type::eof()) {
+    EXPECT_NE(thread.where.find("sleep, "), std::string::npos) << thread.where;
+  }
+  EXPECT_EQ(SeeThread(child.pid(), ::getpid(), child.process()).state, "unknown") << "that thread is another process's";
+  EXPECT_EQ(SeeThread(child.pid(), child.pid(), -1).state, "unknown");
 }
 
 TEST(SeeProcess, a_running_process_is_seen_running) {

@@ -50,6 +50,7 @@ struct RankProcessOptions {
   JournalOptions journal = {};  // its directory: "journal" there, unless it is named
   SessionOptions session = {};
   std::uint32_t timeout_ms = 30'000;
+  control::RequestServer* requests = nullptr;
   bool lasting = false;  // a journal that breaks begins anew, as in a job
   // What the session gets in place of its journal, if anything.
   std::function<std::unique_ptr<JournalWriter>(std::unique_ptr<JournalWriter>)> wrap_journal = {};
@@ -72,6 +73,7 @@ inline Result<std::unique_ptr<Session>> StartOn(Simulator& simulator, RankProces
     UnixPeersOptions peers;
     peers.socket_directory = options.directory / "sockets";
     peers.deadlines = options.session.deadlines;
+    peers.requests = options.requests;
     auto started = UnixPeers::Start(self, peers, delegate);
     if (!started.ok()) return started.status();
     return std::unique_ptr<Peers>(*std::move(started));

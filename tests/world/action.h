@@ -30,6 +30,11 @@ void Write(Worker& worker);
 void Check(Worker& worker);
 void Use(Worker& worker, Place& place, bool write);
 void Capture(Worker& worker);
+// What a kernel of NCCL's does with that place; the caller has launched it.
+void UseAsKernel(Worker& worker, Stream& stream, Place& place, bool write);
+
+// ---- launches.cpp
+void Collective(Worker& worker);
 
 // ---- tags.cpp
 void AllocateInTag(Worker& worker);

@@ -25,7 +25,11 @@ constexpr auto kAfterShortage = std::chrono::seconds(6);
 }  // namespace
 
 Conductor::Conductor(const Settings& settings, std::shared_ptr<Page> page, std::function<void()> look)
-    : settings_(settings), page_(std::move(page)), look_(std::move(look)), random_(settings.seed * 7919) {}
+    : settings_(settings),
+      page_(std::move(page)),
+      look_(std::move(look)),
+      random_(settings.seed * 7919),
+      tool_(settings_, page_, look_) {}
 
 void Conductor::Found(const std::string& what) {
   page_->found = true;
@@ -55,6 +59,7 @@ void Conductor::AwaitAll(const char* what, std::chrono::milliseconds patience, c
 
 void Conductor::Run() {
   NameThread("conductor");
+  if (settings_.between_launches) return RunBetweenLaunches();
   const auto until = Clock::now() + settings_.life;
   while (Clock::now() < until) {
     Sleep(std::chrono::milliseconds(Pick(60)));
@@ -165,6 +170,81 @@ void Conductor::Bring(CycleKind kind) {
     if (WasShort()) short_until = Clock::now() + kAfterShortage;
   }
   Found(fmt::format("all tries to {} failed:{}", ToText(kind), Answers()));
+}
+
+// ---- between launches ------------------------------------------------------------------------------------------------------
+
+void Conductor::RunBetweenLaunches() {
+  const auto until = Clock::now() + settings_.life;
+  AllGoOn();
+  // A communicator that has lost a rank is not stopped any more.
+  while (Clock::now() < until && Deaths() == 0) StopOnce();
+  if (Deaths() != 0) AllAreBack();
+  End();
+}
+
+void Conductor::StopOnce() {
+  Sleep(std::chrono::milliseconds(Pick(60)));
+  const bool hurried = Pick(4) == 0;
+  Asked asked{.what = Pick(3) == 0 ? Asked::What::kPark : Asked::What::kPause,
+              .deadline = hurried ? std::chrono::milliseconds(1 + Pick(40)) : settings_.CycleLimit()};
+  if (Pick(4) == 0) asked.killed_after = std::chrono::milliseconds(1 + Pick(40));
+  const Tool::Answered answered = tool_.Ask(asked);
+  if (Deaths() != 0) return;
+  if (answered.killed) return AllAreBack();
+  if (!answered.status.ok()) {
+    JudgeStop(answered.status, hurried);
+    return AllGoOn();
+  }
+  if (const std::string who = WhoDoesNotStand(); !who.empty()) Found("all are said to stand between launches, but" + who);
+  const auto before = page_->Launched();
+  Sleep(std::chrono::milliseconds(Pick(30)));
+  if (Deaths() == 0 && page_->Launched() != before) Found("something was launched while all ranks were stopped");
+  AllAreBack();
+}
+
+// Who was given no time may fail, and so may a pause in which a call of the driver was made to.
+void Conductor::JudgeStop(const Status& failed, bool hurried) {
+  const std::string& why = failed.message();
+  const bool asked_for = why.find("a test asked for this failure") != why.npos;
+  const bool captures = why.find("captured") != why.npos || failed.driver_result() == cuda::kCaptureUnsupported;
+  const bool shares = why.find("began to share") != why.npos;
+  if (hurried && failed.code() == Code::kTimeout) return;
+  if (!asked_for && !captures && !shares) Found("nothing went wrong, and a stop between launches failed: " + why);
+}
+
+// By a tool that is let alone, whatever one before it has left.
+void Conductor::AllAreBack() {
+  for (int tries = 40; tries > 0; --tries) {
+    const Tool::Answered answered = tool_.Ask({.what = Asked::What::kResume, .deadline = settings_.CycleLimit()});
+    if (answered.status.ok() && !answered.killed) return AllGoOn();
+    Trace("a resume from outside: " + answered.status.message());
+    if (tries == 1) Found("all tries to resume from outside failed: " + answered.status.message());
+    Sleep(std::chrono::milliseconds(Pick(20)));
+  }
+}
+
+void Conductor::AllGoOn() {
+  const auto before = page_->Launched();
+  AwaitAll("a launch after a stop", settings_.CallLimit(), [&](std::size_t rank) {
+    for (std::size_t thread = 0; thread < static_cast<std::size_t>(settings_.threads); ++thread)
+      if (Deaths() == 0 && page_->launched[rank][thread] == before[rank][thread]) return false;
+    return true;
+  });
+}
+
+std::string Conductor::WhoDoesNotStand() const {
+  std::string who;
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank) {
+    for (std::size_t thread = 0; thread < static_cast<std::size_t>(settings_.threads); ++thread) {
+      const std::uint64_t launched = page_->launched[rank][thread], ended = page_->ended[rank][thread],
+                          first = page_->launched[0][thread];
+      if (launched != first || ended != launched)
+        who += fmt::format("\n  rank {}, communicator {}: {} launched, rank 0: {}; {} have ended", rank, thread, launched,
+                           first, ended);
+    }
+  }
+  return who;
 }
 
 void Conductor::End() {

@@ -8,6 +8,7 @@
 
 #include "tests/world/page.h"
 #include "tests/world/settings.h"
+#include "tests/world/tool.h"
 
 namespace amem::world {
 
@@ -21,8 +22,14 @@ class Conductor {
   std::uint64_t Pick(std::uint64_t below) { return random_() % below; }
   void Sleep(std::chrono::milliseconds time);
   void AwaitAll(const char* what, std::chrono::milliseconds patience, const std::function<bool(std::size_t rank)>& done);
-  void Bring(CycleKind kind);              // all ranks to be paused, or running
-  bool Give(CycleKind kind, bool faulty);  // an order
+  void RunBetweenLaunches();
+  void StopOnce();
+  void JudgeStop(const Status& failed, bool hurried);
+  void AllAreBack();
+  void AllGoOn();
+  [[nodiscard]] std::string WhoDoesNotStand() const;  // empty: all do
+  void Bring(CycleKind kind);                         // all ranks to be paused, or running
+  bool Give(CycleKind kind, bool faulty);             // an order
   Fate FateOf(CycleKind kind);
   void Judge(CycleKind kind);  // an order that failed and need not have
   [[nodiscard]] std::uint64_t Deaths() const;
@@ -39,6 +46,7 @@ class Conductor {
   const std::shared_ptr<Page> page_;
   const std::function<void()> look_;
   std::mt19937_64 random_;
+  Tool tool_;
   std::chrono::steady_clock::time_point hangs_until_;                   // perhaps, a call of the program in the driver
   std::uint64_t deaths_ = 0, starved_ = 0, shortages_ = 0, stops_ = 0;  // known when the last order was given
 };

@@ -20,9 +20,10 @@ constexpr char kHelp[] =
     "  --worlds N     at most\n"
     "  --times N      each world, because threads do not meet in the same way twice\n"
     "  --without X,.. names of actions that nobody takes; pinned: whose host memory nobody counts\n"
-    "  --lose WHAT    byte, range or thread: is lost on purpose, and must be found\n"
+    "  --lose WHAT    byte, range, thread or gate: is lost on purpose, and must be found\n"
     "  --late MS      that the machine may take besides a deadline; more where others work on it\n"
     "  --processes    ranks are processes, and some are killed\n"
+    "  --between-launches  all are jobs that are stopped between launches, and not one in five\n"
     "  --keep         the journals of processes, if something is found, and says where\n"
     "  --verbose      one line a world\n";
 constexpr option With(const char* name) { return {name, required_argument, nullptr, 0}; }
@@ -32,7 +33,7 @@ constexpr option kOptions[] = {With("seed"),      With("seconds"),
                                With("without"),   With("lose"),
                                With("late"),      Flag("processes"),
                                Flag("verbose"),   Flag("keep"),
-                               Flag("help"),
+                               Flag("help"),      Flag("between-launches"),
                                With("directory"),  // for itself
                                With("rank"),      {}};
 
@@ -50,17 +51,20 @@ int main(int argc, char** argv) {
   const std::uint64_t seed = number("seed", 1), worlds = number("worlds", ~0ULL), times = number("times", 1),
                       late_ms = number("late", 0);
   const double seconds = given.contains("seconds") ? std::stod(given["seconds"]) : 10;
-  const bool processes = given.contains("processes"), verbose = given.contains("verbose"), help = given.contains("help");
+  const bool processes = given.contains("processes"), verbose = given.contains("verbose"),
+             between = given.contains("between-launches"), help = given.contains("help");
   const std::string without = given["without"], lose = given["lose"], directory = given["directory"];
   const int rank = given.contains("rank") ? std::stoi(given["rank"]) : -1;
-  if (help || found != -1 || optind != argc || !(lose.empty() || lose == "byte" || lose == "range" || lose == "thread")) {
+  if (help || found != -1 || optind != argc ||
+      !(lose.empty() || lose == "byte" || lose == "range" || lose == "thread" || lose == "gate")) {
     std::fputs(kHelp, help ? stdout : stderr);
     return help ? 0 : 1;
   }
   if (rank >= 0) {
-    Settings settings = SettingsOf(seed, true);
+    Settings settings = SettingsOf(seed, true, between);
     settings.directory = directory;
     settings.without = without;
+    settings.lose = lose;
     if (late_ms != 0) settings.late = std::chrono::milliseconds(late_ms);
     RunAsProcess(settings, rank);
     return 0;
@@ -68,7 +72,7 @@ int main(int argc, char** argv) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   std::uint64_t run = 0;
   for (; run < worlds && (worlds != ~0ULL || std::chrono::steady_clock::now() < until); ++run) {
-    Settings settings = SettingsOf(seed + run, processes);
+    Settings settings = SettingsOf(seed + run, processes, between);
     settings.without = without;
     if (late_ms != 0) settings.late = std::chrono::milliseconds(late_ms);
     settings.lose = lose;

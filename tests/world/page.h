@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -53,6 +54,12 @@ struct Offer {
   std::array<std::byte, kTokenBytes> token = {};
 };
 
+// Of whoever asks from outside.
+struct ToolAnswer {
+  std::atomic<Code> code{};
+  std::array<char, 3000> text = {};
+};
+
 struct Page {
   pthread_mutex_t mutex;  // over the offers; robust
   std::array<Offer, 16> offers;
@@ -67,9 +74,17 @@ struct Page {
   std::atomic<bool> short_of_something;                           // some rank, now
   std::atomic<std::uint64_t> stops, stops_ended;                  // of ranks' processes
   std::array<std::atomic<std::uint64_t>, kMostRanks> stopped_us;  // for how long, up to now
-  std::atomic<bool> found;                                        // something, by anybody
-  std::atomic<std::uint32_t> stage;                               // Stage
-  std::array<std::atomic<std::uint32_t>, kMostRanks> finished;    // the stage that this rank has ended
+  // By rank and thread: of the script (launches.h), what was launched, and whose kernels have ended.
+  std::array<std::array<std::atomic<std::uint64_t>, kMostThreads>, kMostRanks> launched, ended;
+  [[nodiscard]] auto Launched() const {
+    std::array<std::array<std::uint64_t, kMostThreads>, kMostRanks> now{};
+    for (std::size_t rank = 0; rank < now.size(); ++rank) std::ranges::copy(launched[rank], now[rank].begin());
+    return now;
+  }
+  ToolAnswer tool;
+  std::atomic<bool> found;                                      // something, by anybody
+  std::atomic<std::uint32_t> stage;                             // Stage
+  std::array<std::atomic<std::uint32_t>, kMostRanks> finished;  // the stage that this rank has ended
 };
 
 // What all ranks do, one after the other at the end.

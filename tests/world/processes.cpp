@@ -18,6 +18,7 @@
 #include "tests/scenarios/start_session.h"
 #include "tests/world/conductor.h"
 #include "tests/world/findings.h"
+#include "tests/world/launches.h"
 #include "tests/world/rank.h"
 #include "tests/world/shortages.h"
 #include "tests/world/stops.h"
@@ -90,6 +91,8 @@ class Children {
     std::vector<std::string> words = {
         program, "--rank", std::to_string(rank), "--seed", std::to_string(settings_.seed), "--directory", settings_.directory};
     words.insert(words.end(), {"--late", std::to_string(settings_.late.count())});
+    if (!settings_.lose.empty()) words.insert(words.end(), {"--lose", settings_.lose});
+    if (settings_.all_between_launches) words.emplace_back("--between-launches");
     if (!settings_.without.empty()) words.insert(words.end(), {"--without", settings_.without});
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
@@ -158,15 +161,19 @@ void RunAsProcess(const Settings& settings, int rank) {
   SimulatorOptions simulated;
   simulated.world = settings.directory / "world";
   simulated.capacity_per_device = kCapacity;
+  std::unique_ptr<Launches> launches;
+  if (settings.between_launches) launches = std::make_unique<Launches>(settings, page, rank);
   Rank one(settings, page, rank, simulated, [&](Simulator& simulator) {
     test::RankProcessOptions options;
+    if (launches != nullptr) options.requests = &launches->requests();
     options.directory = settings.directory;
     options.session = settings.session;
     options.timeout_ms = settings.timeout_ms();
     options.lasting = settings.shortages;
-    return test::StartOn(simulator, std::move(options),
-                         test::RankOf(rank, SessionId{static_cast<std::uint64_t>(rank) + 0x100}));
+    return test::StartOn(simulator, std::move(options), test::RankOf(rank, SessionOf(rank)));
   });
+  if (launches != nullptr) launches->Begin(one);
+  one.launches = launches.get();
   one.Run();
 }
 

@@ -87,7 +87,10 @@ void Rank::Submit(Stream& stream, const Place& place, bool write, std::uint64_t 
 // ---- a worker --------------------------------------------------------------------------------------------------------------
 
 Worker::Worker(Rank& its, int index, std::uint64_t seed)
-    : rank(its), stream(its.streams.Add()), random(seed * 31 + static_cast<std::uint64_t>(its.index * 8 + index)) {}
+    : rank(its),
+      number(index),
+      stream(its.streams.Add()),
+      random(seed * 31 + static_cast<std::uint64_t>(its.index * 8 + index)) {}
 
 Place* Worker::Any(const std::function<bool(const Place&)>& fits) {
   std::vector<Place*> found;
@@ -308,6 +311,33 @@ void Rank::Obey(const Order& order, std::uint64_t number) {
   answer.took_ms = took;
   std::snprintf(answer.text.data(), answer.text.size(), "%s", status.message().c_str());
   answer.order = number;
+}
+
+Status Rank::PauseBesideProgram() {
+  PinnedBefore pinned(*this);
+  Status status;
+  {
+    Within within("the pause", settings.CycleLimit());
+    within.EndsWithoutOthers();
+    in_cycle = true;
+    status = session->PauseBesideProgram();
+    in_cycle = false;
+  }
+  Trace("a pause between launches: " + (status.ok() ? "done" : status.message()));
+  CheckNotBroken("a pause between launches");
+  pinned.Check(status);
+  return status;
+}
+
+Status Rank::ResumeAsAsked() {
+  const Within within("the resume", settings.CycleLimit());
+  in_cycle = true;
+  const Status status = session->Resume();
+  in_cycle = false;
+  Trace("a resume from outside: " + (status.ok() ? "done" : status.message()));
+  CheckNotBroken("a resume from outside");
+  if (status.ok()) ++resumes;
+  return status;
 }
 
 // ---- the end ---------------------------------------------------------------------------------------------------------------

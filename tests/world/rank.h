@@ -19,6 +19,7 @@
 
 namespace amem::world {
 
+class Launches;
 class Rank;
 
 // A thread of the program. What it holds is its own.
@@ -34,6 +35,7 @@ class Worker {
   void Forget(const Place* place);
 
   Rank& rank;
+  const int number;
   Stream* const stream;
   std::mt19937_64 random;
   std::vector<std::unique_ptr<Place>> places;
@@ -82,8 +84,13 @@ class Rank {
     return memory.owner >= 0 && page->dead[static_cast<std::size_t>(memory.owner)];
   }
 
+  // As a request from outside has it, by a thread of its own.
+  Status PauseBesideProgram();
+  Status ResumeAsAsked();
+
   const Settings settings;
   const std::shared_ptr<Page> page;
+  Launches* launches = nullptr;  // null: this world has none
   const int index;
   const DeviceOrdinal device;
   struct Hang {  // of the next call by that name

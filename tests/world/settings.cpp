@@ -4,7 +4,7 @@
 
 namespace amem::world {
 
-Settings SettingsOf(std::uint64_t seed, bool processes) {
+Settings SettingsOf(std::uint64_t seed, bool processes, bool between_launches) {
   std::mt19937_64 random(seed);
   const auto pick = [&](std::uint64_t below) { return random() % below; };
   Settings settings;
@@ -23,15 +23,24 @@ Settings SettingsOf(std::uint64_t seed, bool processes) {
   settings.starves = processes && pick(3) == 0;
   settings.shortages = processes && pick(4) == 0;
   settings.stops = processes && pick(3) == 0;
+  settings.all_between_launches = between_launches;
+  settings.between_launches = processes && (pick(5) == 0 || between_launches);
+  if (settings.between_launches) {
+    settings.absences = settings.starves = settings.shortages = settings.stops = false;
+    settings.session.user_memory = UserMemory::kKeep;  // the program runs on, and uses it
+    settings.session.deadlines = Deadlines(std::chrono::milliseconds(8000 * kSlower));
+  }
   if (!settings.pins_ahead) settings.session.pinned_bytes = settings.session.pool_pinned_bytes = 0;
   return settings;
 }
 
 std::string Describe(const Settings& s) {
-  return fmt::format("{} {} of {} threads, layout {}, {} ms{}{}{}{}{}{}", s.ranks, s.directory.empty() ? "ranks" : "processes",
-                     s.threads, s.session.layout == Layout::kSlab ? "slab" : "direct", s.life.count(),
-                     s.faults ? ", faults" : "", s.absences ? ", absences" : "", s.starves ? ", want of descriptors" : "",
-                     s.shortages ? ", shortages" : "", s.stops ? ", stops" : "", s.pins_ahead ? "" : ", nothing pinned ahead");
+  return fmt::format("{} {} of {} threads, layout {}, {} ms{}{}{}{}{}{}{}", s.ranks,
+                     s.directory.empty() ? "ranks" : "processes", s.threads,
+                     s.session.layout == Layout::kSlab ? "slab" : "direct", s.life.count(), s.faults ? ", faults" : "",
+                     s.absences ? ", absences" : "", s.starves ? ", want of descriptors" : "", s.shortages ? ", shortages" : "",
+                     s.stops ? ", stops" : "", s.between_launches ? ", stopped between launches" : "",
+                     s.pins_ahead ? "" : ", nothing pinned ahead");
 }
 
 }  // namespace amem::world

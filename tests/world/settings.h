@@ -13,7 +13,7 @@
 
 namespace amem::world {
 
-inline constexpr int kMostRanks = 4;
+inline constexpr int kMostRanks = 4, kMostThreads = 3;
 inline constexpr Bytes kPage = 4096, kCapacity = Bytes{4} << 30;  // of each device
 #if defined(AMEM_THREAD_SANITIZED)
 inline constexpr std::uint32_t kSlower = 6;
@@ -31,13 +31,15 @@ struct Settings {
   bool shortages = false;             // the system denies a process address space, threads, or room on the disk of its journal
   bool starves = false;               // the program of a rank takes all descriptors now and then, and gives them back
   bool stops = false;                 // a rank's process is stopped for a while
+  bool between_launches = false;      // ranks launch collectives, and are stopped between them by who asks from outside
+  bool all_between_launches = false;  // so are all worlds of this run
   bool pins_ahead = true;             // of what is needed; otherwise a failed pause must leave nothing pinned
   std::chrono::milliseconds life{0};  // of this world
   SessionOptions session;
   std::filesystem::path directory;  // of the sockets, the journals and the world's memory; empty: the ranks are threads
   std::string without;              // names of actions that nobody takes; "pinned": whose host memory nobody counts
   bool keep = false;                // the journals, if something is found
-  std::string lose;                 // "byte", "range" or "thread" is lost on purpose, which must be found
+  std::string lose;                 // "byte", "range", "thread" or "gate" is lost on purpose, which must be found
   static constexpr std::chrono::milliseconds kLate{3000 * kSlower};
   std::chrono::milliseconds late = kLate;  // what a machine may take besides a deadline; a hang lasts longer on any
 
@@ -52,7 +54,9 @@ struct Settings {
   [[nodiscard]] std::chrono::milliseconds CallLimit() const { return 2 * CycleLimit(); }
 };
 
-Settings SettingsOf(std::uint64_t seed, bool processes);
+// `between_launches`: all worlds of processes are such, and not one in five.
+Settings SettingsOf(std::uint64_t seed, bool processes, bool between_launches = false);
+inline SessionId SessionOf(int rank) { return SessionId{static_cast<std::uint64_t>(rank) + 0x100}; }
 std::string Describe(const Settings& settings);
 
 }  // namespace amem::world

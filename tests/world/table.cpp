@@ -13,6 +13,7 @@ std::span<const Action> Actions() {
       Action{"use wrongly", 2, UseWrongly},
       Action{"write", 25, Write},
       Action{"check", 25, Check},
+      Action{"launch a collective", 25, Collective},
       Action{"capture", 3, Capture},
       Action{"allocate in a tag", 14, AllocateInTag},
       Action{"allocate much in a tag", 1, AllocateMuchInTag},

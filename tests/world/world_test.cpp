@@ -67,6 +67,13 @@ TEST(RandomWorld, finds_a_byte_that_is_lost) { IsFound("byte", "contents are los
 TEST(RandomWorld, finds_memory_that_is_not_given_back) { IsFound("range", "all is freed, and the driver still holds"); }
 TEST(RandomWorld, finds_a_call_that_does_not_return) { IsFound("thread", "a call that is lost on thread"); }
 #endif
+#if defined(AMEM_BY_NIGHT)
+TEST(RandomWorld, of_jobs_stopped_between_launches) { NothingIsFound("--processes --between-launches"); }
+TEST(RandomWorld, finds_a_launch_that_passes_by_the_gate) {
+  const Ran ran = Run("--processes --between-launches --seed 2 --worlds 40 --without '" + kKnown + "' --lose gate");
+  EXPECT_EQ(ran.status, 3) << ran.said;
+}
+#endif
 
 }  // namespace
 }  // namespace amem::world

@@ -450,4 +450,31 @@ class Coordinator::Call final : public board::RoundHooks {
   } round_;
 };
 
+Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
+  const Deadline until = In(deadlines_.call());
+  executor_.SetUntil(deadlines_.OwnPartOf(until));
+  {
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    if (unrecorded_) ledger_.Record(*std::exchange(unrecorded_, std::nullopt));
+    // After a failed undo the lifecycle is neither, so either call can be tried again.
+    const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+    if (ledger_.state().LifecycleOf(pool_) == target) return {};
+  }
+  // Its contents are newer than the copies that it was resumed from.
+  if (in_use_ && kind == CycleKind::kPause) AMEM_TRY(Cycle(CycleKind::kResume));
+  AMEM_ASSIGN(const auto assembly, Assemble(kind));
+  threads_recorded_ = false;
+  culprits_.clear();
+  std::uint64_t cycle = 0;
+  {
+    if (!TryLedger()) return NoLedger();
+    const LedgerLock lock(ledger_, std::adopt_lock);
+    cycle = CycleNumber(kind);
+    if (kind == CycleKind::kPause) ledger_.RenewJournal();
+    if (!pool_ || IsShared()) ledger_.Record(PhaseBegun{PhaseOf(kind, Ballot::kCome), pool_});
+  }
+  return Call(*this, kind, manner, *assembly, until, cycle).Run();
+}
+
 }  // namespace amem

@@ -15,8 +15,6 @@ BackupOptions OptionsFor(const CycleContext& context, PoolId pool) {
   return {.first_guess = 1, .dense = 0.9, .compare = context.compare};
 }
 
-PhaseKind FirstOf(CycleKind kind) { return kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive; }
-
 }  // namespace
 
 Coordinator::Coordinator(const CycleContext& context, CallGate& gate) : Coordinator(context, gate, PoolId{}, {}, nullptr) {}
@@ -72,7 +70,7 @@ CycleTotals Coordinator::Totals(CycleKind kind) const {
 void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded) {
   const std::lock_guard lock(report_mutex_);
   CycleTotals& totals = kind == CycleKind::kPause ? pauses_ : resumes_;
-  PhaseKind last = FirstOf(kind);
+  PhaseKind last = PhaseOf(kind, agreement::Ballot::kCome);
   for (const PhaseTime& time : report.phases) {
     last = time.phase;
     totals.phases[last].work_ns += time.work_ns;
@@ -89,33 +87,6 @@ void Coordinator::Add(CycleKind kind, const CycleReport& report, bool succeeded)
 std::uint64_t Coordinator::CycleNumber(CycleKind kind) const {
   const std::uint64_t cycles = ledger_.state().ScopeOf(pool_).cycles;
   return kind == CycleKind::kPause && ledger_.state().LifecycleOf(pool_) == Lifecycle::kRunning ? cycles + 1 : cycles;
-}
-
-Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
-  const Deadline until = In(deadlines_.call());
-  executor_.SetUntil(deadlines_.OwnPartOf(until));
-  {
-    if (!TryLedger()) return NoLedger();
-    const LedgerLock lock(ledger_, std::adopt_lock);
-    if (unrecorded_) ledger_.Record(*std::exchange(unrecorded_, std::nullopt));
-    // After a failed undo the lifecycle is neither, so either call can be tried again.
-    const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
-    if (ledger_.state().LifecycleOf(pool_) == target) return {};
-  }
-  // Its contents are newer than the copies that it was resumed from.
-  if (in_use_ && kind == CycleKind::kPause) AMEM_TRY(Cycle(CycleKind::kResume));
-  AMEM_ASSIGN(const auto assembly, Assemble(kind));
-  threads_recorded_ = false;
-  culprits_.clear();
-  std::uint64_t cycle = 0;
-  {
-    if (!TryLedger()) return NoLedger();
-    const LedgerLock lock(ledger_, std::adopt_lock);
-    cycle = CycleNumber(kind);
-    if (kind == CycleKind::kPause) ledger_.RenewJournal();
-    if (!pool_ || IsShared()) ledger_.Record(PhaseBegun{FirstOf(kind), pool_});
-  }
-  return Call(*this, kind, manner, *assembly, until, cycle).Run();
 }
 
 Result<std::unique_ptr<Assembly>> Coordinator::Assemble(CycleKind kind) {

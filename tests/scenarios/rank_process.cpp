@@ -84,7 +84,7 @@ Bytes HeapInUse() {
 class RankSession {
  public:
   RankSession(int rank, int ranks, Layout layout, bool multicast, bool tag, LibraryScope scope, std::filesystem::path directory,
-              std::uint32_t timeout_ms)
+              std::uint32_t timeout_ms, bool abstract_names)
       : rank_(rank),
         ranks_(ranks),
         layout_(layout),
@@ -92,10 +92,11 @@ class RankSession {
         tag_(tag),
         scope_(scope),
         directory_(std::move(directory)),
-        timeout_ms_(timeout_ms) {}
+        timeout_ms_(timeout_ms),
+        abstract_names_(abstract_names) {}
 
   Status Start() {
-    RankProcessOptions options{.directory = directory_, .timeout_ms = timeout_ms_};
+    RankProcessOptions options{.directory = directory_, .timeout_ms = timeout_ms_, .abstract_names = abstract_names_};
     options.simulated.devices = ranks_;
     options.simulated.capacity_per_device = kCapacity;
     options.simulated.granularity = kPage;
@@ -500,6 +501,7 @@ class RankSession {
   const LibraryScope scope_;
   const std::filesystem::path directory_;
   const std::uint32_t timeout_ms_;
+  const bool abstract_names_;
   Trigger trigger_;
   std::unique_ptr<Simulator> simulator_;
   std::unique_ptr<Session> session_;
@@ -512,11 +514,11 @@ class RankSession {
 };
 
 void Serve(int socket, int rank, int ranks, Layout layout, bool multicast, bool tag, LibraryScope scope,
-           const std::filesystem::path& directory, std::uint32_t timeout_ms) {
+           const std::filesystem::path& directory, std::uint32_t timeout_ms, bool abstract_names) {
   struct sigaction interrupting {};
   interrupting.sa_handler = [](int) {};
   ::sigaction(SIGUSR1, &interrupting, nullptr);
-  RankSession session(rank, ranks, layout, multicast, tag, scope, directory, timeout_ms);
+  RankSession session(rank, ranks, layout, multicast, tag, scope, directory, timeout_ms, abstract_names);
   if (const Status started = session.Start(); !started.ok()) {
     std::fprintf(stderr, "rank %d: %s\n", rank, started.message().c_str());
     ::_exit(9);
@@ -541,9 +543,12 @@ std::filesystem::path NewDirectory() {
 
 }  // namespace
 
-RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast, bool tag, LibraryScope scope)
+RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms, bool multicast, bool tag, LibraryScope scope,
+                             const RankProcessesIn& enter)
     : layout_(layout), multicast_(multicast), scope_(scope), directory_(NewDirectory()) {
   world_ = *SimulatorWorld::Open(directory_ / "world", ranks, kCapacity);
+  std::filesystem::create_directory(directory_ / "sockets");
+  std::filesystem::permissions(directory_ / "sockets", std::filesystem::perms::owner_all);
   for (int rank = 0; rank < ranks; ++rank) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) std::abort();
@@ -553,7 +558,8 @@ RankProcesses::RankProcesses(int ranks, Layout layout, std::uint32_t timeout_ms,
       if (::getppid() != parent) ::_exit(8);
       for (Child& other : children_) other.socket.Reset();
       ::close(ends[0]);
-      Serve(ends[1], rank, ranks, layout_, multicast_, tag, scope_, directory_, timeout_ms);
+      if (enter && !enter(directory_)) ::_exit(7);
+      Serve(ends[1], rank, ranks, layout_, multicast_, tag, scope_, directory_, timeout_ms, enter != nullptr);
       ::_exit(0);
     }
     ::close(ends[1]);

@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -98,11 +99,16 @@ struct Reply {
   [[nodiscard]] bool ok() const { return code == Code::kOk; }
 };
 
+// What a rank's process does before it starts its session, in the job's directory: it enters a container. It may go on as a
+// child of the process that was started. False: it cannot.
+using RankProcessesIn = std::function<bool(const std::filesystem::path& directory)>;
+
 class RankProcesses {
  public:
   // Starts the ranks, which build their allocations and share them.
   explicit RankProcesses(int ranks, Layout layout = Layout::kDirect, std::uint32_t timeout_ms = kPatienceMs,
-                         bool multicast = false, bool tag = false, LibraryScope scope = LibraryScope::kNccl);
+                         bool multicast = false, bool tag = false, LibraryScope scope = LibraryScope::kNccl,
+                         const RankProcessesIn& enter = {});
   ~RankProcesses();  // kills the processes that are left
   RankProcesses(const RankProcesses&) = delete;
   RankProcesses& operator=(const RankProcesses&) = delete;
@@ -112,6 +118,7 @@ class RankProcesses {
   [[nodiscard]] LibraryScope scope() const { return scope_; }
   [[nodiscard]] int ranks() const { return static_cast<int>(children_.size()); }
   [[nodiscard]] bool alive(int rank) const { return children_[static_cast<std::size_t>(rank)].alive; }
+  [[nodiscard]] pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].pid; }
   // One rank; empty: it has died.
   std::optional<Reply> Do(int rank, const Command& command);
   // All living ranks at once; empty for a rank that died meanwhile.

@@ -51,7 +51,8 @@ struct RankProcessOptions {
   SessionOptions session = {};
   std::uint32_t timeout_ms = 30'000;
   control::RequestServer* requests = nullptr;
-  bool lasting = false;  // a journal that breaks begins anew, as in a job
+  bool lasting = false;         // a journal that breaks begins anew, as in a job
+  bool abstract_names = false;  // peers find each other by abstract sockets, too, as in a job
   // What the session gets in place of its journal, if anything.
   std::function<std::unique_ptr<JournalWriter>(std::unique_ptr<JournalWriter>)> wrap_journal = {};
 };
@@ -72,6 +73,7 @@ inline Result<std::unique_ptr<Session>> StartOn(Simulator& simulator, RankProces
   const auto start_peers = [&](const PeerIdentity& self, PeerDelegate& delegate) -> Result<std::unique_ptr<Peers>> {
     UnixPeersOptions peers;
     peers.socket_directory = options.directory / "sockets";
+    peers.abstract_names = options.abstract_names;
     peers.deadlines = options.session.deadlines;
     peers.requests = options.requests;
     auto started = UnixPeers::Start(self, peers, delegate);

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <string>
 #include <system_error>
@@ -41,7 +43,27 @@ static Status MakeFile(const std::filesystem::path& path, Bytes bytes, const aut
   return status;
 }
 
-bool HasEnded(const WorldMember& member) { return LifeOf({member.pid, member.start_time}).HasEnded(); }
+static std::uint64_t ProcHere() {
+  struct stat info {};
+  return ::stat("/proc/self/stat", &info) == 0 ? info.st_dev : 0;
+}
+
+// Not getpid(), which is the pid of a process's own namespace.
+std::int32_t OwnPid() {
+  std::error_code none;
+  const std::string self = std::filesystem::read_symlink("/proc/self", none);
+  return none || self.empty() ? getpid() : std::atoi(self.c_str());
+}
+
+bool IsInSight(const WorldMember& member) { return member.proc == ProcHere(); }
+
+bool HasEnded(const WorldMember& member) {
+  if (!IsInSight(member)) return false;
+  if (OwnPid() == getpid()) return LifeOf({member.pid, member.start_time}).HasEnded();
+  const auto stat = ReadProcessStat(member.pid);
+  if (!stat) return stat.status().code() == Code::kNotFound;
+  return stat->start_ticks != member.start_time || stat->ended() || stat->exiting;
+}
 
 bool InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids) {
   std::error_code gone;
@@ -106,8 +128,9 @@ Result<std::uint32_t> SimulatorWorld::Attach() {
   for (int attempt = 0; attempt < 2; ++attempt) {
     for (std::uint32_t m = 0; m < kMembers; ++m) {
       if (table_->members[m].pid != 0) continue;
-      table_->members[m].start_time = StartTicks(getpid());
-      table_->members[m].pid = getpid();
+      table_->members[m].start_time = StartTicks(OwnPid());
+      table_->members[m].proc = ProcHere();
+      table_->members[m].pid = OwnPid();
       return m;
     }
     table_->ReapTheDead();

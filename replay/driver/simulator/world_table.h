@@ -23,11 +23,12 @@
 namespace amem {
 
 inline constexpr std::uint64_t kWorldMagic = 0x616d656d2d73696dULL;  // "amem-sim"
-inline constexpr std::uint64_t kWorldVersion = 4;
+inline constexpr std::uint64_t kWorldVersion = 5;
 
 struct WorldMember {
-  std::int32_t pid;  // 0: free; written last when taken and first when left
+  std::int32_t pid;  // as its /proc has it; 0: free; written last when taken and first when left
   std::uint64_t start_time;
+  std::uint64_t proc;                  // which /proc, because a container has one of its own; 0: it has none
   std::uint32_t state;                 // checkpoint::ProcessState; accessed by std::atomic_ref, like the next two
   std::uint32_t in_calls;              // driver calls under way
   std::uint32_t busy;                  // its work does not end
@@ -58,7 +59,9 @@ struct WorldMulticast {  // belongs to the entry of the same id
   [[nodiscard]] bool IsComplete() const { return static_cast<std::uint32_t>(std::popcount(added)) == devices; }
 };
 
-bool HasEnded(const WorldMember& member);  // and is not merely unseen
+std::int32_t OwnPid();                      // as /proc has it
+bool HasEnded(const WorldMember& member);   // and is not merely unseen
+bool IsInSight(const WorldMember& member);  // it has the same /proc as this process
 // The ids of this world's memory that a process has open descriptors of. False: they cannot be seen.
 bool InsertOpenIds(std::int32_t pid, std::uint64_t world, std::set<std::uint64_t>& ids);
 
@@ -211,9 +214,12 @@ struct SimulatorWorld::Table {
   void ForgetClosedDescriptors() {
     if (lingering == 0) return;
     std::set<std::int32_t> pids;
-    for (const WorldMember& member : members)
-      if (member.pid != 0) pids.insert(member.pid);
-    pids.insert(getpid());
+    for (const WorldMember& member : members) {
+      if (member.pid == 0) continue;
+      if (!IsInSight(member)) return;  // what it has open cannot be read
+      pids.insert(member.pid);
+    }
+    pids.insert(OwnPid());
     std::set<std::uint64_t> open_ids;
     for (const std::int32_t pid : pids)
       if (!InsertOpenIds(pid, id, open_ids)) return;

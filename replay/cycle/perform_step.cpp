@@ -137,7 +137,8 @@ Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
   if (shared) return driver_.Import(shared);
   auto handle = driver_.Create(bytes, PropertiesOn(step.device), 0);
   if (!handle.ok()) return handle;
-  auto exported = driver_.Export(*handle);  // if this fails, the next allocation gets its own piece
+  auto exported = driver_.Export(*handle);
+  if (!exported.ok()) exported = driver_.Export(*handle);  // if this fails, too, the next allocation gets a piece of its own
   if (exported.ok()) shared = *std::move(exported);
   return handle;
 }

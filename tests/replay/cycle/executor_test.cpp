@@ -361,6 +361,16 @@ TEST_F(ExecutorTest, memory_of_one_size_that_stands_in_is_one_piece) {
   EXPECT_EQ(InUse(), k2M);
 }
 
+TEST_F(ExecutorTest, a_piece_that_could_not_be_exported_once_is_shared_by_the_next_allocation) {
+  Import();
+  Import();
+  ASSERT_TRUE(Pause().ok());
+  Record(PeerLost{kOwner, kPeerDied});
+  ASSERT_TRUE(sim_->FailNext("Export", 1, cuda::kUnknown).ok());
+  ASSERT_TRUE(Resume().ok());
+  EXPECT_EQ(InUse(), k2M);
+}
+
 // ---- imports
 // -------------------------------------------------------------------------------------------------------------------
 

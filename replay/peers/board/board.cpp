@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <utility>
 
 #include "journal/base/clock.h"
 #include "journal/base/file.h"
@@ -246,29 +247,36 @@ BoardReading Board::Read(RoundNumber round, const std::function<bool(std::size_t
 }
 
 void Board::ReadAgain(RoundNumber round, const std::function<bool(std::size_t)>& ended, BoardReading& reading) const {
-  reading.seats.resize(members_.size());
-  reading.voted_at_ns.resize(members_.size());
-  reading.keeps.resize(members_.size());
+  if (reading.round != round || reading.seats.size() != members_.size()) {
+    reading.seats.assign(members_.size(), {});
+    reading.voted_at_ns.assign(members_.size(), {});
+    reading.keeps.assign(members_.size(), false);
+    reading.vote_words.assign(members_.size(), {});
+  }
   reading.until_ns = 0;
   ReadDecisions(round, reading);
   for (std::size_t seat = 0; seat < members_.size(); ++seat) {
     reading.seats[seat].ended = ended(seat);
-    reading.voted_at_ns[seat] = {};
-    reading.keeps[seat] = false;
     for (std::size_t b = 0; b < kBallots; ++b) {
-      const auto word = words::VoteIn(Seat(seat).votes[b].load(), id_, PlaceOf(seat, static_cast<Ballot>(b)));
-      // Who votes in a later round had come to this one, or `come` was decided before it could: it is not absent.
-      const bool went_on = word && b == 0 && word->round > round;
-      const Vote vote = !word ? Vote::kDamaged : went_on ? Vote::kYes : word->round == round ? word->vote : Vote::kNone;
-      reading.seats[seat].votes[b] = vote;
-      if (word && word->round == round) reading.voted_at_ns[seat][b] = Seat(seat).at_ns[b].load(std::memory_order_relaxed);
+      const std::uint64_t word = Seat(seat).votes[b].load();
+      if (std::exchange(reading.vote_words[seat][b], word) != word) ReadVote(seat, static_cast<Ballot>(b), word, reading);
     }
-    const auto come = words::VoteIn(Seat(seat).votes[0].load(), id_, PlaceOf(seat, Ballot::kCome));
-    if (!come || come->round != round || come->vote != Vote::kYes) continue;
-    reading.keeps[seat] = come->keeps;
+    const bool came = reading.seats[seat].votes[0] == Vote::kYes && reading.voted_at_ns[seat][0] != 0;  // to this round
+    if (!came) continue;
     const std::uint64_t until = Seat(seat).until_ns.load(std::memory_order_relaxed);
     if (until != 0 && (reading.until_ns == 0 || until < reading.until_ns)) reading.until_ns = until;
   }
+}
+
+void Board::ReadVote(std::size_t seat, Ballot ballot, std::uint64_t word, BoardReading& reading) const {
+  const auto b = static_cast<std::size_t>(ballot);
+  const auto vote = words::VoteIn(word, id_, PlaceOf(seat, ballot));
+  const bool of_this_round = vote && vote->round == reading.round;
+  // Who votes in a later round had come to this one, or `come` was decided before it could: it is not absent.
+  const bool went_on = vote && ballot == Ballot::kCome && vote->round > reading.round;
+  reading.seats[seat].votes[b] = !vote ? Vote::kDamaged : went_on ? Vote::kYes : of_this_round ? vote->vote : Vote::kNone;
+  reading.voted_at_ns[seat][b] = of_this_round ? Seat(seat).at_ns[b].load(std::memory_order_relaxed) : 0;
+  if (ballot == Ballot::kCome) reading.keeps[seat] = of_this_round && vote->vote == Vote::kYes && vote->keeps;
 }
 
 void Board::WriteStatement(std::size_t seat, Ballot ballot, RoundNumber round, const Status& what) {

@@ -55,6 +55,8 @@ struct BoardReading {
   std::uint64_t until_ns = 0;
   std::vector<bool> keeps;  // of those that have come: all its memory stays in place, so that of the others has to
   std::array<BallotDecision, agreement::kBallots> decisions{};
+  // As they are on the board: of many members most are as they were when it is read again, and are not judged again.
+  std::vector<std::array<std::uint64_t, agreement::kBallots>> vote_words;
   [[nodiscard]] agreement::View ViewOf(std::size_t seat, bool set_changed = false) const;
 };
 
@@ -109,6 +111,7 @@ class Board {
   [[nodiscard]] std::atomic<std::uint64_t>& CellOf(agreement::Ballot ballot) const;
   [[nodiscard]] std::atomic<std::uint32_t>& ChangesWord() const;
   [[nodiscard]] struct SeatWords& Seat(std::size_t seat) const;
+  void ReadVote(std::size_t seat, agreement::Ballot ballot, std::uint64_t word, BoardReading& reading) const;
   void WriteStatement(std::size_t seat, agreement::Ballot ballot, RoundNumber round, const Status& what);
 
   SharedPages pages_;

@@ -29,6 +29,7 @@ struct Facts {
   JournalInfo info;
   State state;
   ReadReport report;
+  std::optional<Event> waits;  // the ballot in which it waits for other members, of NCCL's memory
 };
 
 Json ToJson(const Facts& facts) {
@@ -93,7 +94,26 @@ void PrintText(Output& out, const Facts& facts) {
   Line(out, "kinds", Counts(facts.state));
   Line(out, "digest", Hex(Digest(facts.state)));
   if (facts.state.broken.empty()) Line(out, "broken", info.broken_reason);
+  if (facts.waits) Line(out, "waits", ToText(facts.waits->body));
   PrintLifecycleAndMemory(out, facts.state, HasEnded(info.status) ? "when it ended" : "now");
+}
+
+// What a member journals while it waits is followed by little: what is seen of those that it waits for.
+std::optional<Event> WaitAtTheEnd(JournalReader& reader, const JournalInfo& info) {
+  constexpr std::uint64_t kLooked = 64;
+  const SequenceNumber from{std::max(info.first.value, info.last.value - std::min(info.last.value, kLooked))};
+  std::optional<Event> waits;
+  static_cast<void>(reader.Read(from, info.last, [&](const Event& event) {
+    const auto* const shown = std::get_if<BallotShown>(&event.body);
+    const bool waits_here = shown != nullptr && !shown->pool && shown->cause == agreement::Cause::kUndecided;
+    const bool ends = std::holds_alternative<CycleDone>(event.body) || std::holds_alternative<CycleFailed>(event.body);
+    if (waits_here)
+      waits = event;
+    else if (ends || (shown != nullptr && !shown->pool))
+      waits.reset();
+    return true;
+  }));
+  return waits;
 }
 
 void ForEachSession(const std::vector<std::filesystem::path>& sessions, bool tell_damage,
@@ -104,6 +124,7 @@ void ForEachSession(const std::vector<std::filesystem::path>& sessions, bool tel
     AMEM_ASSIGN(facts.state, reader.StateAt(std::nullopt, &facts.report)
                                  .Within(facts.info.directory.string() +
                                          ": the state cannot be computed (`amem verify` says where it breaks)"));
+    facts.waits = WaitAtTheEnd(reader, facts.info);
     if (tell_damage) damage = facts.report;
     show(facts);
     return {};
@@ -152,7 +173,7 @@ Row RowOf(const Facts& facts, const Looks& looks) {
              who.rank < 0 ? "-" : std::to_string(who.rank),
              std::to_string(facts.info.pid),
              Grouped(facts.info.events),
-             std::string(ToText(facts.state.lifecycle)),
+             std::string(ToText(facts.state.lifecycle)) + (facts.waits ? ", waits" : ""),
              HasEnded(facts.info.status) ? "-" : RoundedBytes(h.own_device_resident + h.pools_resident)};
   if (!looks.empty()) {
     const auto look = looks.find(facts.info.directory);

@@ -50,6 +50,28 @@ class Commands : public test::ToolTest {
 };
 fs::path Commands::jobs_;
 
+// ---- ls
+// ----------------------------------------------------------------------------------------------------------------------
+
+TEST_F(Commands, ls_says_that_a_session_waits_for_others_on_a_board) {
+  const auto listed = [&](agreement::Cause last) {
+    std::uint64_t clock = 1'000'000'000;
+    Story story(0x77, 0, &clock);
+    BallotShown shown{.cycle = 1, .board = 0xb0, .round = 1, .culprits = {SessionId{0x78}}, .members = 2, .yes = 1};
+    shown.seats = {{.session = SessionId{0x78}, .rank = 1}};
+    story.Then(shown);
+    shown.cause = last;
+    story.Then(shown);
+    const fs::path journal = scratch_ / std::string(ToText(last));
+    test::WriteJournal(story, journal);
+    return Shell("$TOOL ls -v '" + journal.string() + "'; $TOOL ls '" + journal.string() + "'").out;
+  };
+  const std::string waits = listed(agreement::Cause::kUndecided), has_waited = listed(agreement::Cause::kLate);
+  EXPECT_HAS(waits, "waits      ballot come of pause 1 waits for rank 1");
+  EXPECT_HAS(waits, "running, waits");
+  EXPECT_FALSE(Has(has_waited, "waits")) << has_waited;
+}
+
 // ---- replay ----------------------------------------------------------------------------------------------------------------
 
 TEST_F(Commands, run_replays_a_healthy_job_without_a_difference) {

@@ -16,11 +16,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // The calls of the driver that a pause or resume makes.
-constexpr std::array kCalls = {"Create",  "Map",        "SetAccess",   "Export",         "Import",       "Memory",     "Gather",
-                               "Scatter", "CopyToHost", "FindNonZero", "AllocatePinned", "FinishCopies", "Synchronize"};
+constexpr std::array kCalls = {"Unmap",      "Release",     "Create",         "Map",          "SetAccess",
+                               "Export",     "Import",      "Memory",         "Gather",       "Scatter",
+                               "CopyToHost", "FindNonZero", "AllocatePinned", "FinishCopies", "Synchronize"};
 
 // A journal that was full begins anew five seconds later.
 constexpr auto kAfterShortage = std::chrono::seconds(6);
+
+Lifecycle OppositeOf(Lifecycle stable) { return stable == Lifecycle::kRunning ? Lifecycle::kPaused : Lifecycle::kRunning; }
 
 }  // namespace
 
@@ -86,6 +89,7 @@ Fate Conductor::FateOf(CycleKind kind) {
     name(kCalls.at(Pick(kCalls.size())));
   } else if (chance <= 4 && settings_.faults) {
     fate.nth = static_cast<std::uint32_t>(1 + Pick(3));
+    fate.undo_too = kind == CycleKind::kPause && Pick(3) == 0;
     fate.result = Pick(2) == 0 ? cuda::kOutOfMemory : cuda::kOperatingSystem;
     name(kCalls.at(Pick(kCalls.size())));
   }
@@ -104,13 +108,14 @@ bool Conductor::Give(CycleKind kind, bool faulty) {
   for (const Fate& fate : order.fates) {
     if (fate.of_program) hangs_until_ = Clock::now() + std::chrono::milliseconds(fate.hang_ms) + settings_.CallLimit();
   }
-  deaths_ = Deaths();
+  deaths_ = Deaths(*page_);
   starved_ = page_->starved;
   shortages_ = page_->shortages - (page_->short_of_something ? 1 : 0);
   stops_ = page_->stops_ended;
   const std::uint64_t number = ++page_->order_number;
   AwaitAll(kind == CycleKind::kPause ? "the pause" : "the resume", settings_.CycleLimit() + settings_.CallLimit(),
            [&](std::size_t rank) { return page_->answers[rank].order == number; });
+  CheckAgreement(number);
   bool all = true;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank)
     all = all && (page_->dead[rank] || (page_->answers[rank].code == Code::kOk && !order.fates[rank].absent));
@@ -118,8 +123,30 @@ bool Conductor::Give(CycleKind kind, bool faulty) {
   return all;
 }
 
-std::uint64_t Conductor::Deaths() const {
-  return static_cast<std::uint64_t>(std::ranges::count_if(page_->dead, [](const auto& dead) { return dead.load(); }));
+// Members of a pause or resume end alike, all running or all paused. And nobody is taken for dead who lives: all live until the
+// conductor kills one.
+void Conductor::CheckAgreement(std::uint64_t order) {
+  const CycleKind kind = page_->order.kind;
+  const Lifecycle otherwise = kind == CycleKind::kPause ? Lifecycle::kRunning : Lifecycle::kPaused;
+  const auto has_answered = [&](std::size_t rank) { return !page_->dead[rank] && page_->answers[rank].order == order; };
+  const auto differ = [&](std::size_t one, std::size_t other) {
+    const Answer &first = page_->answers[one], &second = page_->answers[other];
+    if (!first.with.at(other)) return false;
+    if (first.carried_out) return second.lifecycle == otherwise;
+    const bool both_ran = first.began && second.began && second.with.at(one);
+    const bool stable = first.lifecycle == Lifecycle::kRunning || first.lifecycle == Lifecycle::kPaused;
+    return both_ran && stable && second.lifecycle == OppositeOf(first.lifecycle);
+  };
+  for (std::size_t rank = 0; rank < kMostRanks; ++rank) {
+    const Answer& answer = page_->answers[rank];
+    if (!has_answered(rank)) continue;
+    if (answer.code == Code::kPeerLost && Deaths(*page_) == 0)
+      Found(fmt::format("rank {} takes one for dead, and all live:{}", rank, Answers()));
+    for (std::size_t other = 0; other < kMostRanks; ++other)
+      if (has_answered(other) && differ(rank, other))
+        Found(fmt::format("ranks {} and {} were members of one {}, and have ended it {} and {}:{}", rank, other, ToText(kind),
+                          ToText(answer.lifecycle), ToText(page_->answers[other].lifecycle), Answers()));
+  }
 }
 
 std::string Conductor::Answers() const {
@@ -136,7 +163,7 @@ std::string Conductor::Answers() const {
 // memory in this moment, or whose kernels outlast a short deadline. A rank whose peer has failed like this waits for it in
 // vain.
 void Conductor::Judge(CycleKind kind) {
-  if (Deaths() != deaths_ || HangsStill() || Starved() || WasShort() || WasStopped()) return;
+  if (Deaths(*page_) != deaths_ || HangsStill() || Starved() || WasShort() || WasStopped()) return;
   const auto excused = [this](const Answer& answer) {
     const std::string_view text = answer.text.data();
     const bool late = answer.driver_result == cuda::kNotReady || answer.driver_result == cuda::kTimeout ||

@@ -32,7 +32,7 @@ class Conductor {
   bool Give(CycleKind kind, bool faulty);             // an order
   Fate FateOf(CycleKind kind);
   void Judge(CycleKind kind);  // an order that failed and need not have
-  [[nodiscard]] std::uint64_t Deaths() const;
+  void CheckAgreement(std::uint64_t order);
   [[nodiscard]] bool Capturing() const;   // a rank, when it answered last
   [[nodiscard]] bool WasShort() const;    // of memory or disk, since the last order was given
   [[nodiscard]] bool WasStopped() const;  // a rank, since the last order was given

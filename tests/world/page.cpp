@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
@@ -22,6 +23,10 @@ void Prepare(Page& page) {
 }
 
 }  // namespace
+
+std::uint64_t Deaths(const Page& page) {
+  return static_cast<std::uint64_t>(std::ranges::count_if(page.dead, [](const auto& dead) { return dead.load(); }));
+}
 
 std::shared_ptr<Page> OpenPage(const std::filesystem::path& file) {
   UniqueFd fd;

@@ -12,6 +12,7 @@
 #include <memory>
 
 #include "replay/peers/token.h"
+#include "statemachine/event_cycle.h"
 #include "statemachine/types.h"
 #include "tests/world/settings.h"
 
@@ -24,6 +25,7 @@ struct Fate {
   std::array<char, 24> call = {};  // of the driver, that fails; empty: none
   std::uint32_t nth = 0;
   std::int32_t result = 0;
+  bool undo_too = false;      // memory of its own cannot be made anew either, where the pause is undone
   std::uint32_t hang_ms = 0;  // `call` does not fail, but takes so long once
   bool of_program = false;    // when the program makes it, and not the pause or resume
 };
@@ -39,6 +41,10 @@ struct Answer {
   Code code{};
   std::int32_t driver_result = 0;
   std::uint32_t took_ms = 0;
+  Lifecycle lifecycle{};                   // after it, also of a rank that stayed away
+  bool began = false;                      // this order's pause or resume, or one of a tag,
+  bool carried_out = false;                // and the order's succeeded
+  std::array<bool, kMostRanks> with = {};  // these ranks were members of the last one of its kind
   std::array<char, 700> text = {};
 };
 
@@ -64,6 +70,7 @@ struct Page {
   pthread_mutex_t mutex;  // over the offers; robust
   std::array<Offer, 16> offers;
   std::array<std::atomic<bool>, kMostRanks> begun;  // its threads run
+  std::array<std::atomic<std::uint64_t>, kMostRanks> sessions;
   std::array<std::atomic<bool>, kMostRanks> dead;
   std::atomic<std::uint64_t> order_number;
   Order order;  // does not change until all have answered
@@ -89,6 +96,9 @@ struct Page {
 
 // What all ranks do, one after the other at the end.
 enum Stage : std::uint32_t { kRunning, kStopping, kFreeingImports, kFreeingAll, kLeaving };
+
+// How many ranks have been killed.
+std::uint64_t Deaths(const Page& page);
 
 // A file that processes share; empty: memory of this process.
 std::shared_ptr<Page> OpenPage(const std::filesystem::path& file);

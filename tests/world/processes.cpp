@@ -170,7 +170,9 @@ void RunAsProcess(const Settings& settings, int rank) {
     options.session = settings.session;
     options.timeout_ms = settings.timeout_ms();
     options.lasting = settings.shortages;
-    return test::StartOn(simulator, std::move(options), test::RankOf(rank, SessionOf(rank)));
+    const SessionId session = SessionOf(rank);
+    page->sessions[static_cast<std::size_t>(rank)] = session.value;
+    return test::StartOn(simulator, std::move(options), test::RankOf(rank, session));
   });
   if (launches != nullptr) launches->Begin(one);
   one.launches = launches.get();

@@ -18,6 +18,9 @@ namespace {
 
 constexpr std::string_view kAsked = "a test asked for this failure";
 
+// Pauses and resumes, of tags as well.
+std::uint64_t Begun(const State& state) { return state.totals.events[*KindOf("cycle begun")]; }
+
 thread_local bool in_cycle = false;  // this thread is in a pause or resume of NCCL
 
 // Reasons that every program has to live with.
@@ -264,6 +267,7 @@ void Rank::Meet(const Fate& fate) {
   const std::string_view call = fate.call.data();
   if (call.empty()) return;
   Trace(fmt::format("{} {} of the driver {}", call, fate.nth, fate.hang_ms > 0 ? "will hang" : "fails"));
+  if (fate.undo_too) static_cast<void>(simulator->FailNext("Create", 1, fate.result));
   if (fate.hang_ms == 0) return static_cast<void>(simulator->FailNext(call, fate.nth, fate.result));
   hang.of_program = fate.of_program;
   hang.call = fate.call.data();  // stays as it is until all have obeyed
@@ -271,10 +275,23 @@ void Rank::Meet(const Fate& fate) {
   if (fate.of_program) std::this_thread::sleep_for(std::chrono::milliseconds(5));
 }
 
+void Rank::TellEnd(Answer& answer, CycleKind kind, std::uint64_t begun_before, bool succeeded) const {
+  session->Inspect([&](const State& state) {
+    answer.lifecycle = state.lifecycle;
+    answer.began = Begun(state) != begun_before;
+    answer.carried_out = answer.began && succeeded;
+    for (std::size_t other = 0; other < answer.with.size(); ++other)
+      answer.with.at(other) =
+          state.cycle.kind == kind && std::ranges::count(state.cycle.members, SessionId{page->sessions[other]}) > 0;
+    return true;
+  });
+}
+
 void Rank::Obey(const Order& order, std::uint64_t number) {
   const Fate& fate = order.fates[static_cast<std::size_t>(index)];
   Answer& answer = page->answers[static_cast<std::size_t>(index)];
   const bool to_pause = order.kind == CycleKind::kPause;
+  const std::uint64_t begun = session->Inspect(Begun);
   Status status;
   std::uint32_t took = 0;
   if (!fate.absent) {
@@ -306,6 +323,7 @@ void Rank::Obey(const Order& order, std::uint64_t number) {
     pinned.Check(to_pause ? status : Status{});
     if (!to_pause && status.ok()) ++resumes;
   }
+  TellEnd(answer, order.kind, begun, !fate.absent && status.ok());
   answer.code = status.code();
   answer.driver_result = status.driver_result();
   answer.took_ms = took;

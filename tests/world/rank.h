@@ -111,6 +111,8 @@ class Rank {
   void ObeyOrders();
   void Starve();
   void Obey(const Order& order, std::uint64_t number);
+  void TellEnd(Answer& answer, CycleKind kind, std::uint64_t begun_before,
+               bool succeeded) const;  // how it ended, and with whom
   void Meet(const Fate& fate);
   int BeforeCall(std::string_view call);
   void ResumeTags();

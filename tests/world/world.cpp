@@ -23,7 +23,9 @@ void RunThreads(const Settings& settings) {
     SimulatorOptions simulated;
     simulated.in_memory = memory;
     ranks.push_back(std::make_unique<Rank>(settings, page, i, simulated, [&](Simulator& simulator) {
-      return Session::Start(settings.session, simulator, test::RankOf(i, SessionId{static_cast<std::uint64_t>(i) + 1}), nullptr,
+      const SessionId session{static_cast<std::uint64_t>(i) + 1};
+      page->sessions[static_cast<std::size_t>(i)] = session.value;
+      return Session::Start(settings.session, simulator, test::RankOf(i, session), nullptr,
                             [&](const PeerIdentity& self, PeerDelegate& delegate) {
                               return Result<std::unique_ptr<Peers>>(network.Join(self, delegate));
                             });

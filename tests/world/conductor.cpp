@@ -205,8 +205,8 @@ void Conductor::RunBetweenLaunches() {
   const auto until = Clock::now() + settings_.life;
   AllGoOn();
   // A communicator that has lost a rank is not stopped any more.
-  while (Clock::now() < until && Deaths() == 0) StopOnce();
-  if (Deaths() != 0) AllAreBack();
+  while (Clock::now() < until && Deaths(*page_) == 0) StopOnce();
+  if (Deaths(*page_) != 0) AllAreBack();
   End();
 }
 
@@ -217,7 +217,7 @@ void Conductor::StopOnce() {
               .deadline = hurried ? std::chrono::milliseconds(1 + Pick(40)) : settings_.CycleLimit()};
   if (Pick(4) == 0) asked.killed_after = std::chrono::milliseconds(1 + Pick(40));
   const Tool::Answered answered = tool_.Ask(asked);
-  if (Deaths() != 0) return;
+  if (Deaths(*page_) != 0) return;
   if (answered.killed) return AllAreBack();
   if (!answered.status.ok()) {
     JudgeStop(answered.status, hurried);
@@ -226,7 +226,7 @@ void Conductor::StopOnce() {
   if (const std::string who = WhoDoesNotStand(); !who.empty()) Found("all are said to stand between launches, but" + who);
   const auto before = page_->Launched();
   Sleep(std::chrono::milliseconds(Pick(30)));
-  if (Deaths() == 0 && page_->Launched() != before) Found("something was launched while all ranks were stopped");
+  if (Deaths(*page_) == 0 && page_->Launched() != before) Found("something was launched while all ranks were stopped");
   AllAreBack();
 }
 
@@ -255,7 +255,7 @@ void Conductor::AllGoOn() {
   const auto before = page_->Launched();
   AwaitAll("a launch after a stop", settings_.CallLimit(), [&](std::size_t rank) {
     for (std::size_t thread = 0; thread < static_cast<std::size_t>(settings_.threads); ++thread)
-      if (Deaths() == 0 && page_->launched[rank][thread] == before[rank][thread]) return false;
+      if (Deaths(*page_) == 0 && page_->launched[rank][thread] == before[rank][thread]) return false;
     return true;
   });
 }

@@ -26,7 +26,7 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # of the program's
 TAKEN = {*ENDING, *PASSED_ON, signal.SIGTSTP, signal.SIGCHLD}
 BY_THE_KERNEL = 128  # si_code of what a terminal sends to its process group
 READ_SECONDS, THAW_SECONDS = 20, 300  # of one try, however many ranks are asked
-AGAIN_SECONDS, SAY_SECONDS = 1, 30
+AGAIN_SECONDS, LATER_SECONDS, SAY_SECONDS = 1, 10, 30
 RUNS, PAUSED, UNKNOWN, FROZEN = "runs", "does not resume", "cannot be asked whether it is frozen", "is frozen"
 PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds of that state alone; then it gets its signal: a paused process may die
 JOURNAL = re.compile(r"(/.*/[0-9a-f]{16})/tail( \(deleted\))?")  # that a rank has open
@@ -51,7 +51,7 @@ class Guard:
         self._steps = {}  # journal of a rank: the last step of a freeze in it, {} for none, as last read
         self._back = {}  # journal of a rank: begun_ns of the freeze from which a thaw found it back, whatever its journal says
         self._said = {}  # about what: when
-        self._ends_by = []  # ending signals that the command has got
+        self._ends_by = {}  # ending signals that the command has got: when, last
         _LIBC.prctl(SUBREAPER, 1, 0, 0, 0)
         children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some callers leave it, it would lose exit codes
         before = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
@@ -103,7 +103,8 @@ class Guard:
 
     def _end_goes_on(self):
         """Of a command that has got its ending signal: a pause or freeze that began before, and came after it was asked about, holds it up."""
-        self._wait_for(AGAIN_SECONDS)
+        since = time.monotonic() - max(self._ends_by.values())
+        self._wait_for(AGAIN_SECONDS if since < SAY_SECONDS else LATER_SECONDS)
         if self._pending or self._code is not None:
             return
         state, paused = self._state(False)[0], None
@@ -158,7 +159,7 @@ class Guard:
         """The ending ones first."""
         for info in sorted(signals, key=lambda info: info.si_signo not in ENDING):
             self._to_command(os.killpg if info.si_code == BY_THE_KERNEL else os.kill, info.si_signo)
-        self._ends_by += [signal.Signals(info.si_signo).name for info in signals if info.si_signo in ENDING]
+        self._ends_by.update({signal.Signals(info.si_signo).name: time.monotonic() for info in signals if info.si_signo in ENDING})
         del self._pending[:len(signals)]
 
     def _to_command(self, send, number):

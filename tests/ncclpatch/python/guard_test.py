@@ -366,6 +366,19 @@ case $1 in thaw) echo '{"outcome": "untouched", "message": "the job is not froze
             self.assertEqual(done.returncode, code, done.stderr)
 
 
+class Answers(unittest.TestCase):
+    def test_only_what_a_request_stops_is_brought_back_from_an_ending_job(self):
+        sys.path.insert(0, PACKAGE)
+        guard = __import__("amem._guard", fromlist=["is_paused_from_outside"])
+        for phase, by_program, held in (("running", False, False), ("paused", False, True), ("paused", True, False), ("held", False, True), ("arrived", False, True),
+                                        ("resuming", False, False), ("silent", False, False)):
+            ranks = [{"phase": "running", "paused_by_program": False}, {"phase": phase, "paused_by_program": by_program}]
+            self.assertEqual(guard.is_paused_from_outside((0, json.dumps({"ranks": ranks}))), held, (phase, by_program))
+        for nothing in (None, (3, "{}"), (0, "no JSON"), (0, "[]")):
+            self.assertFalse(guard.is_paused_from_outside(nothing))
+            self.assertFalse(guard.all_run(nothing))
+
+
 class TheJobForGpus(unittest.TestCase):
     """tests/gpu/signals_job.py, which does on a GPU what the tests above do here."""
 

@@ -11,6 +11,7 @@ give what eager execution gives after each. Rank 0 prints one JSON line, last. E
 """
 import argparse
 import datetime
+import gc
 import importlib.util
 import os
 import statistics
@@ -292,6 +293,7 @@ def job(options, rank, size, report):
         row = report["strategies"][strategy] = train(strategy, options, rank, size, meeting)
         if rank == 0:
             print(f"{strategy}: {row}", file=sys.stderr, flush=True)
+        gc.collect()  # models and optimizers are in cycles, and have gigabytes
         if not cpu:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

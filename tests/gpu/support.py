@@ -16,7 +16,7 @@ RESULTS = os.path.join(HERE, "results")
 BEGIN, END = "<!-- tests/gpu/support.py makes this from tests/gpu/results -->\n", "<!-- the end of what it makes -->\n"
 PROOF = "amem/proof"
 MODELS = re.compile(r"\b(?:H|A|B|GB|L)\d{2,3}S?\b")
-WORDS = ("vLLM", "SGLang", "TRL", "FSDP2", "DDP", "Ray", "torch_memory_saver")
+WORDS = ("vLLM", "SGLang", "TRL", "FSDP2", "DDP", "DeepSpeed", "Ray", "torch_memory_saver")
 PROGRAMS = {"amem-gpu-bench": "benchmark", "torch_job": "PyTorch job", "suspend_job": "suspend", "first_pause_job": "first pause", "freeze_job": "freeze and thaw",
             "network_job": "simulated network card", "rollout_job": "rollouts", "tensors_job": "tags", "pools_bench": "tags", "sharing_job": "sharing", "program_job": "AMEM_SCOPE=all",
             "beside_job": "another process beside it", "guards": "guards at memory", "walk": "walk through the driver", "prove_job": "failures planted in proofs",

@@ -2,6 +2,7 @@
 """What of run_gpu_tests' results goes into the tree: the numbers behind a README's tables, and nothing that names a machine.
 
     extract.py [LABEL=]results.json... -o tests/gpu/results/NAME.json
+    extract.py unmodified.json... -o tests/gpu/results/NAME.json    of unmodified_job.py, unmodified_costs.py and unmodified_kills.py
     extract.py proof.json -o tests/gpu/results/proof-NAME.json      of `amem doctor --prove --json`
 
 Each step that measured something, with the cycles it measured, in the order of the runs; LABEL tells runs apart ("NCCL 2.28.9"). Steps of
@@ -63,6 +64,12 @@ def of_proof(proof):
             "kernel": "", "nccl_settings": {name: value if value.lstrip("-").isdigit() else "set" for name, value in proof["nccl_settings"].items()}}
 
 
+def of_unmodified(results):
+    """A run of jobs that were stopped between launches. What a problem was is in words, which may name a machine."""
+    lists = {name: [{**row, "problems": len(row.get("problems", []))} for row in results[name]] for name in ("kinds", "rows") if name in results}
+    return {**results, **lists}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", metavar="[LABEL=]FILE")
@@ -79,11 +86,18 @@ def main():
                     json.dump(rounded(of_proof(results)), file, indent=1)
                     file.write("\n")
                 return 0
+            if results.get("program", "").startswith("unmodified_"):
+                runs.append(rounded(of_unmodified(results)))
+                continue
             runs.append(of_run(label, results))
         except (OSError, ValueError, KeyError) as error:
             print(f"extract: {path}: {error}", file=sys.stderr)
             return 2
-    if not any(run["steps"] for run in runs):
+    if all("program" in run for run in runs):
+        with open(options.output, "w", encoding="utf-8") as file:
+            file.write('{"runs": [\n' + ",\n".join(json.dumps(run) for run in runs) + "\n]}\n")
+        return 0
+    if not any(run.get("steps") for run in runs):
         print("extract: nothing was measured in these runs", file=sys.stderr)
         return 2
     with open(options.output, "w", encoding="utf-8") as file:

@@ -52,6 +52,14 @@ class Extract(unittest.TestCase):
         self.assertIn("nothing was measured", text)
 
 
+class Unmodified(unittest.TestCase):
+    def test_a_problem_is_counted_and_its_words_stay_away(self):
+        results = {"program": "unmodified_job", "ok": False, "kinds": [{"kind": "ddp", "stops": 3, "problems": ["rank 0: /somewhere/a"]}, {"kind": "tp", "problems": []}]}
+        kept = extract.of_unmodified(results)
+        self.assertNotIn("somewhere", json.dumps(kept))
+        self.assertEqual([row["problems"] for row in kept["kinds"]], [1, 0])
+
+
 class Proofs(unittest.TestCase):
     def test_a_proof_keeps_its_outcomes_and_names_no_machine(self):
         gpu = {"name": "NVIDIA H200", "uuid": "1234-5678"}

@@ -80,7 +80,7 @@ def main():
                 rows.append({"part": part, "ok": False, "why": str(error)[-1500:]})
             ok = ok and rows[-1]["ok"]
             print(rows[-1], flush=True)
-    line = json.dumps({"program": "unmodified_costs", "ok": ok, "ranks": options.ranks, "share_gpu": options.share_gpu, "turns": options.turns, "parts": rows})
+    line = json.dumps({"program": "unmodified_costs", "ok": ok, **unmodified_job.machine(options), "ranks": options.ranks, "turns": options.turns, "parts": rows})
     if options.json:
         with open(options.json, "w") as file:
             file.write(line + "\n")

@@ -24,6 +24,7 @@ Without a GPU: --imitate stand-ins runs the same stops on the simulator (kinds r
 import argparse
 import concurrent.futures
 import contextlib
+import importlib.metadata
 import json
 import math
 import os
@@ -75,6 +76,23 @@ def arguments():
 
 def left(options):
     return options.until - time.monotonic()
+
+
+def machine(options):
+    """What a record says of where it was made; what cannot be found is null."""
+    found = {"gpu": None, "gpus": None, "driver": None, "nccl_version": None, "torch": None, "ranks_share_gpu": options.share_gpu, "imitated": options.imitate or None}
+    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError, ValueError):
+        ran = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=True)
+        lines = ran.stdout.strip().splitlines()
+        found["gpu"], found["driver"] = lines[0].split(", ")
+        found["gpus"] = len(lines)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found["torch"] = importlib.metadata.version("torch")
+    with contextlib.suppress(OSError):  # by another process, so that none of this one's children inherits a driver
+        ask = "import ctypes, sys; v = ctypes.c_int(); ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(v)); print(v.value)"
+        if options.nccl:
+            found["nccl_version"] = int(subprocess.run([sys.executable, "-c", ask, options.nccl], capture_output=True, text=True, timeout=30, check=False).stdout or 0) or None
+    return found
 
 
 class Ports:
@@ -331,8 +349,8 @@ def main():
         with concurrent.futures.ThreadPoolExecutor(max(options.at_once, 1)) as pool:
             reports = list(pool.map(lambda kind: run_and_tell(options, kind, folder, seed), options.kinds.split(",")))
     ok = all(not one["problems"] for one in reports)
-    line = json.dumps({"program": "unmodified_job", "ok": ok, "seed": seed, "share_gpu": options.share_gpu, "imitated": options.imitate or None,
-                       "at_once": options.at_once, "kinds": reports})
+    line = json.dumps({"program": "unmodified_job", "ok": ok, "seed": seed, **machine(options), "at_once": options.at_once, "freezes": options.freezes,
+                       "kinds": reports})
     if options.json:
         with open(options.json, "w") as file:
             file.write(line + "\n")

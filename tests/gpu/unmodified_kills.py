@@ -112,7 +112,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="amem-kills-") as folder:
         rows = [kill_all(options, folder, parks, before) for parks in (True, False)]
     ok = not rows[0]["problems"] and rows[0]["kills"] == options.kills
-    line = json.dumps({"program": "unmodified_kills", "ok": ok, "ranks": options.ranks, "share_gpu": options.share_gpu, "rows": rows})
+    line = json.dumps({"program": "unmodified_kills", "ok": ok, **unmodified_job.machine(options), "ranks": options.ranks, "rows": rows})
     if options.json:
         with open(options.json, "w") as file:
             file.write(line + "\n")

@@ -29,11 +29,11 @@ using std::chrono::milliseconds;
 
 constexpr int kWorld = 4;
 
-// Of each kind of stop that must not work; 210 in all by night. AMEM_STOPS_IN_VAIN=N: another number.
+// Of each kind of stop that must not work; 200 in all by night. AMEM_STOPS_IN_VAIN=N: another number.
 int StopsInVain() {
   const char* const number = std::getenv("AMEM_STOPS_IN_VAIN");
 #ifdef AMEM_BY_NIGHT
-  return number == nullptr ? 70 : std::atoi(number);
+  return number == nullptr ? 80 : std::atoi(number);
 #else
   return number == nullptr ? 1 : std::atoi(number);
 #endif
@@ -96,7 +96,7 @@ class Unmodified : public ::testing::Test {
   std::vector<json> Live() {
     const Rank ran = Tool({"ls", "--live", "--json"});
     const json answer = json::parse(ran.out, nullptr, false);
-    return answer.is_object() ? answer["ranks"].get<std::vector<json>>() : std::vector<json>();
+    return answer.is_object() && answer.contains("ranks") ? answer["ranks"].get<std::vector<json>>() : std::vector<json>();
   }
   int StepOf(int rank) {
     const std::string out = job_.SoFar(rank).out;
@@ -220,7 +220,7 @@ TEST_F(Unmodified, ranks_whose_programs_do_not_match_are_named_with_what_they_la
   ASSERT_TRUE(UntilStep(8));
   std::this_thread::sleep_for(milliseconds(500));
   const json before = Standing();
-  for (int i = 0; i < StopsInVain(); ++i) {
+  for (int i = 0; i < std::min(StopsInVain(), 40); ++i) {  // within the minute after which the stand-in gives up
     StopInVain(i % 2 == 0,
                {"rank 0 is inside ncclAllReduce on communicator 0x", "rank 3 is inside ncclAllReduce on communicator 0x"});
     ASSERT_EQ(Standing(), before);

@@ -25,6 +25,7 @@ std::int32_t Ask(std::size_t place, const char* call, ncclComm* comm, std::int32
 void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept {
   if (!id) return;
   if (!Accepted(result)) return registry::End(id, "failed");
+  if (comm == nullptr && result == kInProgress) launches::WrittenLater();
   if (comm == nullptr) return registry::End(id, "left out");
   registry::Bind(id, comm);
   if (result == kSuccess) AskWhetherReady(id, comm);

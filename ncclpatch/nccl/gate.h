@@ -36,7 +36,7 @@ struct All {
 inline All& TheAll() { return Forever<All>(); }
 
 inline constinit std::atomic<bool> g_unknown{false}, g_broken{false}, g_captures_seen{false}, g_captured_somewhere{false};
-inline constinit std::atomic<bool> g_launched{false}, g_forgot{false};
+inline constinit std::atomic<bool> g_written_later{false}, g_launched{false}, g_forgot{false};
 
 // If memory or the lock cannot be had, the process cannot be stopped so any more.
 template <class Body>

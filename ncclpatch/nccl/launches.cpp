@@ -242,6 +242,8 @@ void CannotCount(const ncclComm* address, const char* call) noexcept {
     g_unknown.store(true);
 }
 
+void WrittenLater() noexcept { g_written_later.store(true); }
+
 void NoteCapture(bool captures) noexcept {
   g_captures_seen.store(true, std::memory_order_relaxed);
   if (!captures) return;

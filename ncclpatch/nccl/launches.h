@@ -111,6 +111,8 @@ std::uint64_t Begun(const ncclComm* address) noexcept;                 // in the
 void Finished(const ncclComm* address, std::uint64_t begun) noexcept;  // nothing of that goes on
 // A communicator whose launches cannot be counted, because of this call; null: some.
 void CannotCount(const ncclComm* address, const char* call) noexcept;
+// NCCL makes a communicator in the background, and writes its address later than anybody here sees.
+void WrittenLater() noexcept;
 // The program captures what this thread launches into a graph (CapturesSeen: NCCL asks before each launch, and its question is
 // seen).
 void NoteCapture(bool captures) noexcept;

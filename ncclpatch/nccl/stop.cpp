@@ -38,7 +38,11 @@ std::string WhyEndedOneCounts(const All& all) {
 std::string WhyNot(const All& all) {
   if (g_broken.load()) return "what it launches could not be counted, for lack of memory";
   if (!CanMakeThreadsSeen()) return "this kernel has no membarrier, without which launches cannot be held";
-  if (g_unknown.load()) return "it has a communicator that was made before AMem was there";
+  if (g_unknown.load())
+    return g_written_later.load()
+               ? "it has a communicator that NCCL made in the background (blocking = 0) and whose address it wrote "
+                 "after the call, where AMem does not see it"
+               : "it has a communicator that was made before AMem was there";
   if (g_captured_somewhere.load()) return "launches of NCCL's were captured into a CUDA graph, whose own launches are not seen";
   std::set<std::tuple<std::uint64_t, std::int32_t>> places;
   for (const auto& [id, counted] : all.by_id) {

@@ -208,6 +208,26 @@ TEST_F(Launches, what_a_count_cannot_see_is_named) {
   EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
 }
 
+TEST_F(Launches, a_part_whose_address_nccl_writes_late_is_not_taken_for_one_from_before_amem) {
+  struct Configuration {
+    std::size_t size = sizeof(Configuration);
+    unsigned magic = 0, version = 0;
+    int blocking = 0;
+  } in_background;
+  ncclComm *const parent = Make("late", 0, 2), *part = nullptr;
+  Function<void(int)>("stand_in_write_late")(1);
+  using Call = int(ncclComm*, int, int, ncclComm**, void*);
+  EXPECT_EQ(Function<Call>("ncclCommSplit")(parent, 0, 0, &part, &in_background), kInProgress);
+  ASSERT_EQ(part, nullptr);
+  Function<void(int)>("stand_in_write_late")(0);
+  for (int waited = 0; waited < 5000 && std::atomic_ref(part).load() == nullptr; ++waited)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_NE(part, nullptr);
+  EXPECT_EQ(launches::Read().why_not, "");
+  Reduce(part);
+  EXPECT_NE(launches::Read().why_not.find("made in the background"), std::string::npos) << launches::Read().why_not;
+}
+
 TEST_F(Launches, an_ended_communicator_whose_kernels_may_run_is_named) {
   const auto why = [] { return launches::Read().why_not; };
   const std::string ended = " has ended, but perhaps not yet what it launched";

@@ -91,7 +91,7 @@ std::uint64_t HashOf(const UniqueId& id) {
 struct Job {
   ncclComm* comm;
   ncclComm** out;
-  bool fails, in_background;
+  bool fails, in_background, late;
 };
 thread_local int t_depth = 0;
 thread_local std::vector<Job> t_jobs;
@@ -122,6 +122,8 @@ void* RunJob(void* argument) {
   pthread_join(proxy, nullptr);
   while (job->comm->held) sched_yield();
   if (!job->in_background) return nullptr;
+  while (job->late && g_late) sched_yield();
+  if (job->late) *job->out = job->comm;
   job->comm->state = job->fails ? 3 : 0;
   delete job;
   return nullptr;
@@ -136,7 +138,7 @@ int RunJobs() {
     pthread_t thread{};
     if (job.in_background) {
       job.comm->state = 7;
-      *job.out = job.comm;
+      if (!job.late) *job.out = job.comm;
       pthread_create(&thread, nullptr, &RunJob, new Job(job));
       pthread_detach(thread);
       if (result == 0) result = 7;
@@ -170,7 +172,7 @@ int Make(ncclComm** out, int ranks, int rank, std::uint64_t hash, const void* co
   const auto* configuration = static_cast<const Configuration*>(config);
   const bool in_background = configuration != nullptr && configuration->blocking == 0;
   if (!g_late) *out = comm;
-  t_jobs.push_back({comm, out, fails, in_background});
+  t_jobs.push_back({comm, out, fails, in_background, g_late.load()});
   return t_depth > 0 ? 0 : RunJobs();
 }
 

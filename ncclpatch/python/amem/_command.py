@@ -4,6 +4,7 @@
     amem run --scope shared -- COMMAND    so that all that other libraries share between processes is seen, too (AMEM_SCOPE)
     amem run --scope all -- COMMAND       so that all memory of the program can be paused, under the tag "program"
     amem run --guard -- COMMAND           and stays beside it: a signal reaches a frozen or paused job only after it is back on its GPUs
+    amem run --park-on TERM -- COMMAND    likewise; a job that runs is stopped between NCCL's launches before it gets that signal, and stays so
     amem run --proved -- COMMAND          with the settings that free more of NCCL's memory and that `amem doctor --prove` proved here
     amem doctor [--json] [--nccl PATH]    looks at this machine, its settings and its NCCL; exit code 3 if AMem cannot work
     amem doctor --measure [--gpus N]      what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here, by a small job with each; some minutes at most
@@ -33,7 +34,7 @@ from ._jobs import prove as proving
 
 USAGE, MISSING, FOUND = 1, 2, 3
 MOST_RANKS, MOST_MINUTES = 4096, 24 * 60
-RUN_OPTIONS = ("--scope", "--guard", "--proved")
+RUN_OPTIONS = ("--scope", "--guard", "--park-on", "--proved")
 HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
@@ -77,8 +78,14 @@ def proved(environment):
 
 
 def run(arguments):
-    own, flags = {}, set()
+    own, flags, park_on = {}, set(), frozenset()
     while arguments and arguments[0] in RUN_OPTIONS:
+        if arguments[0] == "--park-on":
+            try:
+                park_on, flags, arguments = _guard.signals_named("".join(arguments[1:2])), {*flags, "--guard"}, arguments[2:]
+            except ValueError as error:
+                return fail("run: --park-on: %s" % error, USAGE)
+            continue
         if arguments[0] != "--scope":
             flags, arguments = {*flags, arguments[0]}, arguments[1:]
             continue
@@ -111,7 +118,7 @@ def run(arguments):
     try:
         if not replay_program:
             os.execvpe(arguments[0], arguments, environment)
-        guard = _guard.Guard(arguments, environment, replay_program)
+        guard = _guard.Guard(arguments, environment, replay_program, park_on)
     except OSError as error:
         print("amem: cannot start %s: %s" % (arguments[0], error.strerror), file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126

@@ -4,6 +4,9 @@ A frozen process that is killed takes its GPU with it on some drivers. So an end
 process 1 of a container) first brings the job back: thawed, resumed. Then the job gets it, and ends as it would without AMem. The command is
 in a session of its own, so that what is sent to a process group reaches this process alone. SIGKILL can be neither caught nor held.
 
+With `--park-on TERM` a job that runs is stopped between two launches of NCCL's before it gets SIGTERM, and stays so, with all its memory: its handlers run,
+and a SIGKILL at the end of a grace period meets no transfer. Where it cannot be parked it gets the signal all the same.
+
 Which ranks there are their open journals say, and how a freeze stands the journals' last step of it: neither needs an answer of a process.
 What cannot be known is asked again for a while, and not taken for "runs". A job that is known to be frozen gets no signal at all, and while one is
 left behind by its command, the guard stays: as process 1 of a container it would take the ranks with it.
@@ -25,7 +28,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # of the program's own; held while it is frozen, and nothing is resumed for them
 TAKEN = {*ENDING, *PASSED_ON, signal.SIGTSTP, signal.SIGCHLD}
 BY_THE_KERNEL = 128  # si_code of what a terminal sends to its process group
-READ_SECONDS, THAW_SECONDS = 20, 300  # of one try, however many ranks are asked
+READ_SECONDS, THAW_SECONDS, PARK_SECONDS = 20, 300, 10  # of one try, however many ranks are asked
 AGAIN_SECONDS, LATER_SECONDS, SAY_SECONDS = 1, 10, 30
 RUNS, PAUSED, UNKNOWN, FROZEN = "runs", "does not resume", "cannot be asked whether it is frozen", "is frozen"
 PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds of that state alone; then it gets its signal: a paused process may die
@@ -42,8 +45,8 @@ GONE = (errno.ENOENT, errno.ESRCH)
 class Guard:
     """Of one command, which it starts. OSError: it cannot be started."""
 
-    def __init__(self, command, environment, replay):
-        self._replay = replay
+    def __init__(self, command, environment, replay, park_on=frozenset()):
+        self._replay, self._park_on = replay, park_on
         self._pending = []  # signals that have come, as siginfo
         self._waited_for = {}  # pid of a tool: its exit code, None before it ended
         self._code = None  # of the command, once it has ended
@@ -109,7 +112,7 @@ class Guard:
             return
         state, paused = self._state(False)[0], None
         if state != FROZEN:
-            paused = self._first_rank(READ_SECONDS, is_paused_from_outside)
+            paused = self._first_rank(READ_SECONDS, lambda answer: is_paused_from_outside(answer, bool(self._park_on)))
             state = PAUSED if paused else RUNS
         if state != RUNS:
             self._say("ends", "the job is %s, and it has got %s; it is brought back" % ("paused" if paused else "frozen", " and ".join(self._ends_by)))
@@ -156,7 +159,9 @@ class Guard:
         self._to_command(os.killpg, signal.SIGCONT)
 
     def _deliver(self, signals):
-        """The ending ones first."""
+        """The ending ones first. Where one of them is to find the job parked, all do."""
+        if any(info.si_signo in self._park_on for info in signals):
+            self._park(names_of(signals))
         for info in sorted(signals, key=lambda info: info.si_signo not in ENDING):
             self._to_command(os.killpg if info.si_code == BY_THE_KERNEL else os.kill, info.si_signo)
         self._ends_by.update({signal.Signals(info.si_signo).name: time.monotonic() for info in signals if info.si_signo in ENDING})
@@ -228,7 +233,7 @@ class Guard:
             return FROZEN, None
         if not known:
             return UNKNOWN, None
-        paused = self._first_rank(max(1, end - time.monotonic()), lambda answer: not all_run(answer)) if ending else None
+        paused = self._first_rank(max(1, end - time.monotonic()), lambda answer: not all_run(answer, bool(self._park_on))) if ending else None
         return (PAUSED, paused) if paused else (RUNS, None)
 
     def _first_rank(self, seconds, has):
@@ -262,6 +267,20 @@ class Guard:
             self._say("thaw", "the thaw failed: " + message)
         return None
 
+    def _park(self, names):
+        """All jobs under this process; those that stand already stay so."""
+        self._find_ranks()
+        left, end = sorted(self._ranks), time.monotonic() + PARK_SECONDS
+        while left and time.monotonic() < end:
+            seconds = max(1, math.ceil(end - time.monotonic()))
+            answer = self._ask(seconds + 5, ["park", left[0], "--deadline", str(seconds), "--json"])[0]
+            parked = parked_by(answer)
+            if not parked:
+                say("the job cannot be parked (amem park %s), and gets %s as it is" % ("did not end" if answer is None else "ended with %d" % answer[0], names))
+                return
+            left = [rank for rank in left[1:] if rank not in parked]
+        say("the job is parked, and gets %s" % names if not left else "not all of the job was parked in time; it gets %s" % names)
+
     def _find_ranks(self):
         """The journals of all ranks among the processes under this one, whatever their AMEM_JOURNAL_DIR is. False: some may be missing; those of
         before whose process is there are kept."""
@@ -285,6 +304,16 @@ def say(text):
         pass  # who reads it has ended, as `tee` after Ctrl-C; the job is still guarded
 
 
+def signals_named(text):
+    """{SIGTERM, SIGUSR1} of "TERM,USR1"; ValueError: one of them is none that reaches the job through the guard."""
+    known = {signal.Signals(number).name[3:]: number for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2)}
+    names = [name.strip().upper().removeprefix("SIG") for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError("%s is none of %s" % (name or "nothing", ", ".join(known)))
+    return frozenset(known[name] for name in names)
+
+
 def names_of(signals):
     return " and ".join(dict.fromkeys(signal.Signals(info.si_signo).name for info in signals))
 
@@ -304,24 +333,32 @@ def sessions_of(step):
     return [one.get("session") for one in step.get("frozen_processes", [])]
 
 
+def parked_by(answer):
+    """The journals of the ranks that `amem park` has parked; none: it failed."""
+    try:
+        return {one["directory"] for one in json.loads(answer[1])["ranks"] if one["parked"]} if answer and answer[0] == 0 else set()
+    except (ValueError, KeyError, TypeError):
+        return set()
+
+
 def phases(answer):
-    """By `amem ls --live`, [(phase, whether the program itself has paused)]; nothing where that cannot be asked."""
+    """By `amem ls --live`, [(phase, whether the program itself has paused, whether the rank is parked)]; nothing where that cannot be asked."""
     try:
         ranks = json.loads(answer[1])["ranks"] if answer and answer[0] == 0 else []
-        return [(one["phase"], one.get("paused_by_program", False)) for one in ranks]
+        return [(one["phase"], one.get("paused_by_program", False), one.get("parked", False)) for one in ranks]
     except (ValueError, KeyError, TypeError):
         return []
 
 
-def all_run(answer):
+def all_run(answer, or_are_parked):
     """What cannot be asked does not."""
     found = phases(answer)
-    return bool(found) and all(phase == "running" for phase, _ in found)
+    return bool(found) and all(phase == "running" or (or_are_parked and parked) for phase, _, parked in found)
 
 
-def is_paused_from_outside(answer):
-    """What cannot be asked, as a rank that is ending, is not."""
-    return any(phase in HELD and not by_program for phase, by_program in phases(answer))
+def is_paused_from_outside(answer, parks):
+    """What cannot be asked, as a rank that is ending, is not; where the guard parks jobs itself, a parked one is not either."""
+    return any(phase in HELD and not by_program and not (parks and parked) for phase, by_program, parked in phases(answer))
 
 
 def below(pid):

@@ -196,6 +196,46 @@ class Guarded(unittest.TestCase):
         self.assertEqual((self.process.returncode, out), (7, "ended in order after 15\n"), err)
         self.assertIn("the thaw failed: ", err)
 
+    def test_a_job_is_parked_before_it_gets_the_signal_and_stays_so(self):
+        self.start("--park-on", "TERM,USR1")
+        self.process.send_signal(signal.SIGTERM)
+        self.until_parked()
+        steps = self.steps()
+        self.process.send_signal(signal.SIGTERM)  # what is parked is not resumed for another one
+        self.stays(3)
+        self.assertEqual(self.steps(), steps)
+        self.assertIn('"parked":true', self.looks())
+        self.tool("resume")
+        out, err = self.process.communicate(timeout=SECONDS)
+        self.assertEqual((self.process.returncode, out), (7, "ended in order after 15\n"), err)
+        self.assertIn("the job is parked, and gets SIGTERM", err)
+
+    def test_a_signal_of_the_programs_own_may_find_it_parked_and_others_do_not(self):
+        self.start("--park-on", "USR1")
+        self.process.send_signal(signal.SIGUSR1)
+        self.until_parked()
+        self.tool("resume")
+        self.await_steps(self.steps() + 3)
+        self.assertNotIn("cannot be parked", self.ends_in_order(before="usr1\n"))
+
+    def test_a_job_that_cannot_be_parked_gets_the_signal_as_it_is(self):
+        self.rule("case $1 in park) exit 3;; esac")
+        self.start("--park-on", "TERM")
+        self.assertIn("cannot be parked (amem park ended with 3), and gets SIGTERM as it is", self.ends_in_order())
+
+    def test_what_a_job_cannot_be_parked_on_is_said(self):
+        ran = subprocess.run([sys.executable, "-m", "amem", "run", "--park-on", "KILL", "--", "true"], env=self.environment, capture_output=True, text=True, check=False)
+        self.assertEqual((ran.returncode, ran.stderr), (1, "amem: run: --park-on: KILL is none of TERM, INT, HUP, QUIT, USR1, USR2\n"))
+
+    def looks(self):
+        return "".join(subprocess.run([REPLAY, "ls", "--live", "--json"], env=self.environment, capture_output=True, text=True, check=False).stdout.split())
+
+    def until_parked(self):
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end and '"parked":true' not in self.looks():
+            time.sleep(0.05)
+        self.assertIn('"parked":true', self.looks())
+
     def test_a_job_with_journals_of_its_own_is_found(self):
         folder = self.folder + "/own"
         self.start("--guard", before=["env", "AMEM_JOURNAL_DIR=" + folder])

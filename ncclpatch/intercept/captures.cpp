@@ -1,5 +1,5 @@
 // NCCL's questions whether a stream is being captured: it asks before each launch. What was captured is launched again by
-// graphs that AMem does not see, so it is noted for whoever counts launches.
+// graphs, so it is noted for whoever counts launches, with the graph if NCCL asks for it.
 #include "ncclpatch/intercept/intercept.h"
 #include "ncclpatch/nccl/launches.h"
 
@@ -7,8 +7,12 @@ namespace amem::intercept {
 namespace {
 
 // All versions have the status second; the later ones only say more of the graph. Edges have a type since CUDA 12.3.
-constexpr auto kAsked = [](CUresult result, CUstream, CUstreamCaptureStatus* status, auto...) {
-  nccl::launches::NoteCapture(result == CUDA_SUCCESS && status != nullptr && *status != CU_STREAM_CAPTURE_STATUS_NONE);
+const void* GraphIn() { return nullptr; }
+const void* GraphIn(const cuuint64_t*) { return nullptr; }
+const void* GraphIn(const cuuint64_t*, const CUgraph* graph, auto...) { return graph == nullptr ? nullptr : *graph; }
+constexpr auto kAsked = [](CUresult result, CUstream, CUstreamCaptureStatus* status, auto... rest) {
+  const bool captures = result == CUDA_SUCCESS && status != nullptr && *status != CU_STREAM_CAPTURE_STATUS_NONE;
+  nccl::launches::NoteCapture(captures, captures ? GraphIn(rest...) : nullptr);
 };
 template <class F, Text Exported, int since, int before>
 struct CaptureInfo : Then<kAsked, F, "cuStreamGetCaptureInfo", Exported> {

@@ -46,6 +46,10 @@ struct Then : Named<Name, Exported> {
     return result;
   }
 };
+template <auto done, class F, Text Name, Text Exported, int since, int before>
+struct AtVersion : Then<done, F, Name, Exported> {
+  static constexpr int kSince = since, kBefore = before;
+};
 #define AMEM_THEN(done, name) Then<done, decltype(name), #name, AMEM_TEXT(name)>
 
 // As Instead, with a session: `Self::With(session, pass, arguments...)`. Without one the original call is made.

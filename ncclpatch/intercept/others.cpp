@@ -263,9 +263,10 @@ void Guard() {
 }
 
 const replacements::Tables& WiderTables(LibraryScope scope) {
-  constexpr std::size_t kOfAll = 2;  // the first tables
+  constexpr std::size_t kOfAll = 3;  // the first tables
   static const std::array all = {ProgramReplacements(),
                                  left::Table(),
+                                 GraphsOfOthers(),
                                  TaggedReplacements(),
                                  replacements::Table<shared::IpcGet, shared::IpcOpen, shared::IpcClose>(),
                                  HandleReplacements(),

@@ -57,6 +57,9 @@ void OpenProgram(Session& session);
 bool IsTagsPart(CUdeviceptr address);  // that it is memory of a tag's as cuMemAlloc gives it
 void ContextEnded(CUcontext context);  // what is known of its captures and memory ends with it
 
+// graphs.cpp: with AMEM_SCOPE=all.
+std::span<const replacements::Replacement> GraphsOfOthers();
+
 // memory.cpp: handles of cuMemCreate, which are a tag's; private ones with AMEM_SCOPE=all.
 std::span<const replacements::Replacement> HandleReplacements();
 

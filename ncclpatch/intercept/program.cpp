@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "ncclpatch/intercept/others.h"
+#include "ncclpatch/nccl/graphs.h"
 
 namespace amem::intercept {
 namespace {
@@ -416,6 +417,7 @@ bool TakesAll() { return program::g_all.load(std::memory_order_relaxed); }
 
 void Widen(LibraryScope scope) {
   program::g_all.store(scope == LibraryScope::kAll);
+  if (scope == LibraryScope::kAll) nccl::launches::graphs::Follow();
   replacements::Install(WiderTables(scope), replacements::Caller::kOther);
 }
 

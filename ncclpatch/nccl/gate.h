@@ -24,13 +24,24 @@ struct Gate {
   std::map<ClockId, std::int32_t> of_device;              // whose clocks they are
   std::map<std::int32_t, std::uint32_t> allowed, let_go;  // by device, as the next one
 };
+// Of a graph, or of what was made of one (graphs.h).
+struct CapturedLaunch {
+  CommunicatorId id;
+  Shape shape{};
+  std::int32_t peer = -1;
+};
+struct Captured {
+  std::vector<CapturedLaunch> launches;
+  bool instantiated = false;  // what was made of it is known
+};
 struct All {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<CommunicatorId, std::unique_ptr<Counted>> by_id;
   std::map<const ncclComm*, Counted*> by_address;
   std::deque<CommunicatorId> ended;
-  std::map<std::int32_t, int> held;  // threads, by device; also while the gate opens and they have not run yet
+  std::map<const void*, Captured> captured;  // by the driver's handles
+  std::map<std::int32_t, int> held;          // threads, by device; also while the gate opens and they have not run yet
   Gate gate;
 };
 inline All& TheAll() { return Forever<All>(); }

@@ -7,6 +7,7 @@
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/gate.h"
+#include "ncclpatch/nccl/graphs.h"
 #include "ncclpatch/nccl/places.h"
 
 namespace amem::nccl::launches {
@@ -244,9 +245,10 @@ void CannotCount(const ncclComm* address, const char* call) noexcept {
 
 void WrittenLater() noexcept { g_written_later.store(true); }
 
-void NoteCapture(bool captures) noexcept {
+void NoteCapture(bool captures, const void* graph) noexcept {
   g_captures_seen.store(true, std::memory_order_relaxed);
   if (!captures) return;
+  if (graph != nullptr) t_launches.captures_into = graph;
   if (t_launches.launching)
     t_launches.captures = true;
   else  // a thread of NCCL's, which launches for a communicator that does not block
@@ -310,7 +312,8 @@ void Undo(std::span<const Launched> launched) noexcept {
 }
 
 void AfterLaunch(std::span<const Launched> launched, int result) noexcept {
-  const bool captured = std::exchange(t_launches.captures, false);
+  const void* const graph = std::exchange(t_launches.captures_into, nullptr);
+  const bool captured = std::exchange(t_launches.captures, false) && !(Accepted(result) && graphs::Remember(graph, launched));
   for (const Launched& one : launched) {
     if (one.counted == nullptr) continue;
     if (captured) one.counted->captured.store(true);

@@ -115,7 +115,7 @@ void CannotCount(const ncclComm* address, const char* call) noexcept;
 void WrittenLater() noexcept;
 // The program captures what this thread launches into a graph (CapturesSeen: NCCL asks before each launch, and its question is
 // seen).
-void NoteCapture(bool captures) noexcept;
+void NoteCapture(bool captures, const void* graph = nullptr) noexcept;
 
 // ---- calls
 
@@ -126,9 +126,10 @@ struct ThreadState {
   };
   std::uint64_t generation = 0;  // of `found`
   Found found[4];
-  Place* place = nullptr;  // this thread's, in the list of threads
-  bool launching = false;  // inside a call that is counted: what NCCL calls then is not the program's
-  bool captures = false;   // what it launched was captured
+  Place* place = nullptr;               // this thread's, in the list of threads
+  bool launching = false;               // inside a call that is counted: what NCCL calls then is not the program's
+  bool captures = false;                // what it launched was captured
+  const void* captures_into = nullptr;  // the graph, if NCCL asked for it
 };
 extern constinit thread_local ThreadState t_launches;
 extern constinit std::atomic<bool> g_closed;

@@ -57,6 +57,9 @@ std::string WhyNot(const All& all) {
     if (of.clock != 0 && !places.emplace(of.clock, of.device).second)
       return NameOf(of) + " has two ranks on one GPU of this process";
   }
+  for (const auto& [handle, captured] : all.captured)
+    if (!captured.instantiated && !captured.launches.empty())
+      return "launches of NCCL's were captured into a CUDA graph that nobody was seen to instantiate";
   if (g_launched.load() && !g_captures_seen.load())
     return "NCCL's questions whether a stream is captured are not seen, so launches may be in CUDA graphs";
   return WhyEndedOneCounts(all);

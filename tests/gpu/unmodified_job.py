@@ -7,7 +7,8 @@
 Of each kind a job runs under LD_PRELOAD and makes no safe point. `amem-replay pause` (every third time `park`) stops it between two launches of
 NCCL's, and `resume` lets it go on. Then as many steps run without AMem: the losses of all ranks must be equal to the last bit. Kinds: ddp, no_sync,
 fsdp2, tp, fsdp2_tp (of 4 ranks), pipeline (sends and receives), all_to_all, gan (two models, two groups), checkpoint (rank 0 is away for some seconds),
-gloo (barriers that are not NCCL's), graph (NCCL in a CUDA graph: each stop must be refused by name), alone (a capture without NCCL while it is stopped).
+gloo (barriers that are not NCCL's), graph (NCCL in a CUDA graph: each stop must be refused by name), graph_all (the same under
+AMEM_SCOPE=all, where it is stopped), alone (a capture without NCCL while it is stopped).
 
 With --at-once N so many kinds run beside each other; one that fails stops no other. A job with a problem ends its kind, and each wait has an end:
 --deadline for a request, --time-limit for all. Where losses differ a second run without AMem says whether those of stock are the same each time.
@@ -41,7 +42,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
 import unmodified_kinds  # noqa: E402  # beside this file
 
-KINDS = ("ddp", "no_sync", "fsdp2", "tp", "fsdp2_tp", "pipeline", "all_to_all", "gan", "checkpoint", "gloo", "graph", "alone")
+KINDS = ("ddp", "no_sync", "fsdp2", "tp", "fsdp2_tp", "pipeline", "all_to_all", "gan", "checkpoint", "gloo", "graph", "graph_all", "alone")
 EVERY = unmodified_kinds.EVERY
 MOST_PROBLEMS = 3  # of stops of a kind, before no more are made
 TO_START = 90  # seconds until a job trains; for an end and a reference there must be as many left
@@ -125,6 +126,8 @@ class Job:
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             environment.setdefault(name, "lo")
         environment.pop("LD_PRELOAD", None)
+        if kind == "graph_all":
+            environment["AMEM_SCOPE"] = "all"
         if libraries := ":".join(filter(None, [options.library if preload else "", options.nccl])):
             environment["LD_PRELOAD"] = libraries
         if options.share_gpu:

@@ -251,6 +251,8 @@ class Kind:
         self.replay.replay()
         return self.step_ddp(step) + self.static.mean()
 
+    make_graph_all, step_graph_all = make_graph, step_graph
+
     def step_alone(self, step):
         if step % 5 == 0:
             self.replay = self.captured(False)  # a capture may be under way at any moment of a stop

@@ -12,6 +12,7 @@
 
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/graphs.h"
 
 namespace amem::nccl {
 namespace {
@@ -206,6 +207,60 @@ TEST_F(Launches, what_a_count_cannot_see_is_named) {
   Destroy(captured);
   Reduce(Function<ncclComm*()>("stand_in_unseen")());
   EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
+}
+
+// Follows graphs for the rest of the process, as AMEM_SCOPE=all does.
+TEST_F(Launches, what_a_graph_has_captured_counts_each_time_that_it_is_launched) {
+  namespace graphs = launches::graphs;
+  const auto why = [] { return launches::Read().why_not; };
+  const auto handle = [](std::uintptr_t value) { return reinterpret_cast<void*>(value); };
+  ncclComm* const comm = Make("in a graph", 0, 2);
+  graphs::Follow();
+  const auto capture = [&](void (*probe)(const char*)) {
+    Function<void(void (*)(const char*))>("stand_in_probe")(probe);
+    Reduce(comm, 16);
+    Function<void(void (*)(const char*))>("stand_in_probe")([](const char*) { launches::NoteCapture(false); });
+  };
+  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x100)); });
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 1}})) << "all ranks make the call, too";
+  EXPECT_NE(why().find("nobody was seen to instantiate"), std::string::npos) << why();
+  graphs::Instantiated(handle(0x200), handle(0x100));
+  EXPECT_EQ(why(), "");
+  graphs::Destroyed(handle(0x100));
+  EXPECT_EQ(why(), "") << "what was made of it has its launches";
+
+  const auto launch = [&](std::uintptr_t made, void* stream) {
+    return launches::Launch(
+        "cuGraphLaunch", graphs::LaunchesOf(handle(made), stream), [] { return 0; }, launches::Made::kAlways);
+  };
+  launch(0x200, handle(32));
+  launch(0x200, handle(32));
+  launch(0x300, handle(48));  // has nothing of NCCL's
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 3}}));
+  std::vector<std::pair<DeviceOrdinal, nccl::Stream>> streams = launches::Streams();
+  EXPECT_TRUE(std::ranges::any_of(streams, [&](const auto& one) { return one.second == handle(32); })) << "it is waited for";
+  EXPECT_FALSE(std::ranges::any_of(streams, [&](const auto& one) { return one.second == handle(48); }));
+  launches::Hold({.version = 1});
+  std::thread held([&] { launch(0x200, handle(32)); });
+  WaitForHeld(1);
+  launches::LetGo();
+  held.join();
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 4}}));
+
+  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x400)); });
+  graphs::Copied(handle(0x500), handle(0x400));  // a clone, or the parent of a child
+  graphs::Instantiated(handle(0x200), handle(0x500));
+  launch(0x200, handle(32));
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 6}}));
+  graphs::Instantiated(handle(0x200), handle(0x600));  // anew, from one without
+  launch(0x200, handle(32));
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 6}}));
+  EXPECT_EQ(why(), "");
+  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x700)); });
+  graphs::Destroyed(handle(0x700));
+  EXPECT_NE(why().find("captured into a CUDA graph, whose own launches are not seen"), std::string::npos) << why();
+  Destroy(comm);
+  EXPECT_EQ(why(), "");
 }
 
 TEST_F(Launches, a_part_whose_address_nccl_writes_late_is_not_taken_for_one_from_before_amem) {

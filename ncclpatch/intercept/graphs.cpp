@@ -70,7 +70,8 @@ struct Launch : Named<"cuGraphLaunch"> {
     const std::vector<nccl::launches::Launched> launched = graphs::LaunchesOf(made, is_own ? CU_STREAM_PER_THREAD : stream);
     if (launched.empty()) return real(made, stream);
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    if (asks == nullptr || asks(stream, &status) != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE) {
+    const bool answered = asks != nullptr && asks(stream, &status) == CUDA_SUCCESS;  // else the launch itself is refused
+    if (asks == nullptr || (answered && status != CU_STREAM_CAPTURE_STATUS_NONE)) {
       graphs::Lost(made);
       return real(made, stream);
     }

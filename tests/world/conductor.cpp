@@ -234,7 +234,7 @@ void Conductor::StopOnce() {
 void Conductor::JudgeStop(const Status& failed, bool hurried) {
   const std::string& why = failed.message();
   const bool asked_for = why.find("a test asked for this failure") != why.npos;
-  const bool captures = why.find("captured") != why.npos || failed.driver_result() == cuda::kCaptureUnsupported;
+  const bool captures = why.find("a stream capture") != why.npos || failed.driver_result() == cuda::kCaptureUnsupported;
   const bool shares = why.find("began to share") != why.npos;
   if (hurried && failed.code() == Code::kTimeout) return;
   if (!asked_for && !captures && !shares) Found("nothing went wrong, and a stop between launches failed: " + why);

@@ -59,10 +59,10 @@ class Graphs : public Intercepted {
     CUgraphExec out = nullptr;
     return call(&out, graph, flags);
   }
-  static CUresult Launch(CUgraphExec made, CUresult answer = CUDA_SUCCESS) {
+  static CUresult Launch(CUgraphExec made, CUresult answer = CUDA_SUCCESS, CUstream stream = nullptr) {
     static CUresult result;
     result = answer;
-    return ForOthers<decltype(cuGraphLaunch)>("cuGraphLaunch", [](CUgraphExec, CUstream) { return result; })(made, nullptr);
+    return ForOthers<decltype(cuGraphLaunch)>("cuGraphLaunch", [](CUgraphExec, CUstream) { return result; })(made, stream);
   }
 };
 
@@ -116,6 +116,22 @@ TEST_F(Graphs, a_graph_that_the_device_launches_cannot_be_followed) {
   Capture(Graph(0x210));
   ASSERT_EQ(Instantiate(Made(0x220), Graph(0x210), 4), CUDA_SUCCESS);
   EXPECT_NE(WhyNot().find("captured into a CUDA graph"), std::string::npos) << WhyNot();
+}
+
+TEST_F(Graphs, a_graph_that_is_launched_into_another_cannot_be_followed) {
+  Capture(Graph(0x310));
+  ASSERT_EQ(Instantiate(Made(0x320), Graph(0x310)), CUDA_SUCCESS);
+  const std::uint64_t before = Launched();
+  CUstream stream = nullptr;
+  CUgraph graph = nullptr;
+  ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_DEFAULT), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuStreamBeginCapture)(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  EXPECT_EQ(Launch(Made(0x320), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+  EXPECT_EQ(WhyNot(), "") << "the driver refused that one";
+  EXPECT_EQ(Launch(Made(0x320), CUDA_SUCCESS, stream), CUDA_SUCCESS);
+  EXPECT_EQ(Launched(), before);
+  EXPECT_NE(WhyNot().find("captured into a CUDA graph"), std::string::npos) << WhyNot();
+  EXPECT_EQ(PLAIN(cuStreamEndCapture)(stream, &graph), CUDA_SUCCESS);
 }
 
 }  // namespace

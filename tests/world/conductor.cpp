@@ -252,23 +252,24 @@ void Conductor::AllAreBack() {
 }
 
 void Conductor::AllGoOn() {
-  const auto before = page_->Launched();
-  AwaitAll("a launch after a stop", settings_.CallLimit(), [&](std::size_t rank) {
-    for (std::size_t thread = 0; thread < static_cast<std::size_t>(settings_.threads); ++thread)
-      if (Deaths(*page_) == 0 && page_->launched[rank][thread] == before[rank][thread]) return false;
-    return true;
-  });
+  std::array<std::uint64_t, kMostRanks> before{};
+  std::ranges::copy(page_->at, before.begin());
+  AwaitAll("a launch after a stop", settings_.CallLimit(),
+           [&](std::size_t rank) { return Deaths(*page_) != 0 || page_->at[rank] > before[rank] + 1; });
 }
 
+// The members of a communicator have launched as much on it as the first of them.
 std::string Conductor::WhoDoesNotStand() const {
   std::string who;
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank) {
-    for (std::size_t thread = 0; thread < static_cast<std::size_t>(settings_.threads); ++thread) {
-      const std::uint64_t launched = page_->launched[rank][thread], ended = page_->ended[rank][thread],
-                          first = page_->launched[0][thread];
-      if (launched != first || ended != launched)
-        who += fmt::format("\n  rank {}, communicator {}: {} launched, rank 0: {}; {} have ended", rank, thread, launched,
-                           first, ended);
+  const auto ranks = static_cast<std::size_t>(settings_.ranks);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    for (std::size_t communicator = 0; communicator < kCommunicators; ++communicator) {
+      const std::uint64_t launched = page_->launched[rank][communicator], ended = page_->ended[rank][communicator];
+      const std::size_t first = communicator == 0 ? 0 : communicator == 1 ? rank % 2 : std::min<std::size_t>(rank, 1);
+      const std::uint64_t expected = page_->launched[first][communicator];
+      if (launched != expected || ended != launched)
+        who += fmt::format("\n  rank {}, communicator {}: {} launched, rank {}: {}; {} have ended", rank, communicator,
+                           launched, first, expected, ended);
     }
   }
   return who;

@@ -16,6 +16,7 @@ namespace amem::world {
 namespace {
 
 namespace launches = nccl::launches;
+using launches::Counted;
 using launches::Launched;
 using launches::Shape;
 
@@ -24,6 +25,15 @@ constexpr std::uint64_t kAhead = 6;  // launches by which a program runs ahead o
 std::uint64_t Mixed(std::uint64_t value) {
   value = (value ^ (value >> 31U)) * 0x7fb5d329728ea185U;
   return value ^ (value >> 27U);
+}
+
+// By rank; empty if `rank` is none of them: all, those of its parity, all but rank 0.
+std::vector<int> MembersOf(const Settings& settings, std::size_t communicator, int rank) {
+  std::vector<int> members;
+  for (int one = 0; one < settings.ranks; ++one)
+    if (communicator == 0 || (communicator == 1 && one % 2 == rank % 2) || (communicator == 2 && one > 0 && rank > 0))
+      members.push_back(one);
+  return members;
 }
 
 }  // namespace
@@ -55,10 +65,15 @@ class Launches::OnRank final : public control::Actions {
 Launches::Launches(const Settings& settings, std::shared_ptr<Page> page, int rank)
     : settings_(settings), page_(std::move(page)), rank_(rank) {
   launches::NoteCapture(false);  // as NCCL asks before each launch
-  for (std::size_t i = 0; i < static_cast<std::size_t>(settings.threads); ++i) {
-    threads_[i].together = Make(Mixed(settings.seed * 64 + i), rank, settings.ranks);
-    threads_[i].alone = Make(Mixed(settings.seed * 64 + 8 + i * kMostRanks + static_cast<std::size_t>(rank)), 0, 1);
+  for (std::size_t i = 0; i < kCommunicators; ++i) {
+    const std::vector<int> members = MembersOf(settings, i, rank);
+    const auto at = std::ranges::find(members, rank);
+    if (at != members.end())
+      together_[i] = Make(Mixed(settings.seed * 64 + i * kMostRanks + static_cast<std::size_t>(members.front())),
+                          static_cast<int>(at - members.begin()), static_cast<int>(members.size()));
   }
+  for (std::size_t i = 0; i < static_cast<std::size_t>(settings.threads); ++i)
+    alone_[i] = Make(Mixed(settings.seed * 64 + 16 + i * kMostRanks + static_cast<std::size_t>(rank)), 0, 1);
 }
 
 Launches::~Launches() = default;
@@ -79,35 +94,35 @@ launches::Counted* Launches::Make(std::uint64_t clock, int rank, int ranks) {
 }
 
 // A program waits for results now and then, so that no rank is far ahead.
-bool Launches::MayLaunch(std::size_t thread) const {
-  const std::uint64_t next = threads_[thread].next;
+bool Launches::MayLaunch() const {
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank)
-    if (!page_->dead[rank] && page_->launched[rank][thread] + kAhead < next) return false;
+    if (!page_->dead[rank] && page_->at[rank] + kAhead < next_) return false;
   return true;
 }
 
 void Launches::Next(Worker& worker, const std::function<void()>& use) {
-  const auto thread = static_cast<std::size_t>(worker.number);
-  OfThread& mine = threads_[thread];
-  if (!MayLaunch(thread)) return;
-  const std::uint64_t number = mine.next;
+  if (worker.number != 0 || !MayLaunch()) return;
+  const std::uint64_t chance = Mixed(settings_.seed * 977 + next_);
+  const std::size_t communicator = chance % kCommunicators;
+  Counted* const together = together_[communicator];
+  page_->at[static_cast<std::size_t>(rank_)] = ++next_;
+  if (together == nullptr) return;  // the others of it do
   std::vector<Launched> all;
-  const auto add = [&](Shape shape, int peer) { all.push_back({mine.together, shape, peer, worker.stream}); };
-  const auto neighbour = [&](int by) { return (rank_ + by + settings_.ranks) % settings_.ranks; };
-  switch (Mixed(settings_.seed * 977 + number * 8 + thread) % 4) {
+  const auto add = [&](Shape shape, int peer) { all.push_back({together, shape, peer, worker.stream}); };
+  const auto neighbour = [&](int by) { return (together->rank + by + together->ranks) % together->ranks; };
+  switch (chance / kCommunicators % 4) {
     case 0:  // a ring: to the next, from the one before, in a group
       add(Shape::kSend, neighbour(1)), add(Shape::kReceive, neighbour(-1));
       break;
     case 1:  // all to all
-      for (int peer = 0; peer < settings_.ranks; ++peer) add(Shape::kSend, peer), add(Shape::kReceive, peer);
+      for (int peer = 0; peer < together->ranks; ++peer) add(Shape::kSend, peer), add(Shape::kReceive, peer);
       break;
     default:
       add(Shape::kCollective, -1);
   }
   const auto launch = [&] {
-    mine.next = number + 1;
-    page_->launched[static_cast<std::size_t>(rank_)][thread] = number + 1;
-    Submit(worker, number);
+    ++page_->launched[static_cast<std::size_t>(rank_)][communicator];
+    Submit(worker, communicator);
     use();
     return 0;
   };
@@ -117,23 +132,24 @@ void Launches::Next(Worker& worker, const std::function<void()>& use) {
 }
 
 // A kernel: waits for all others, and takes a while.
-void Launches::Submit(Worker& worker, std::uint64_t number) {
-  const auto thread = static_cast<std::size_t>(worker.number);
-  worker.stream->Submit([this, thread, number, us = worker.Pick(400)] {
+void Launches::Submit(Worker& worker, std::size_t communicator) {
+  const std::uint64_t number = page_->launched[static_cast<std::size_t>(rank_)][communicator];
+  worker.stream->Submit([this, communicator, number, us = worker.Pick(400)] {
     const auto all_are_there = [&] {
-      for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank)
-        if (!page_->dead[rank] && page_->launched[rank][thread] <= number) return false;
-      return true;
+      return std::ranges::all_of(MembersOf(settings_, communicator, rank_), [&](int member) {
+        const auto rank = static_cast<std::size_t>(member);
+        return page_->dead[rank] || page_->launched[rank][communicator] >= number;
+      });
     };
     while (page_->stage == kRunning && !page_->found && !all_are_there())
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     std::this_thread::sleep_for(std::chrono::microseconds(us));
-    page_->ended[static_cast<std::size_t>(rank_)][thread] = number + 1;
+    page_->ended[static_cast<std::size_t>(rank_)][communicator] = number;
   });
 }
 
 void Launches::Alone(Worker& worker, void* stream, const std::function<void()>& submit) {
-  const Launched one{threads_[static_cast<std::size_t>(worker.number)].alone, Shape::kCollective, -1, stream};
+  const Launched one{alone_[static_cast<std::size_t>(worker.number)], Shape::kCollective, -1, stream};
   static_cast<void>(launches::Launch("a kernel of the world", {&one, 1}, [&] {
     submit();
     return 0;

@@ -81,10 +81,12 @@ struct Page {
   std::atomic<bool> short_of_something;                           // some rank, now
   std::atomic<std::uint64_t> stops, stops_ended;                  // of ranks' processes
   std::array<std::atomic<std::uint64_t>, kMostRanks> stopped_us;  // for how long, up to now
-  // By rank and thread: of the script (launches.h), what was launched, and whose kernels have ended.
-  std::array<std::array<std::atomic<std::uint64_t>, kMostThreads>, kMostRanks> launched, ended;
+  // By rank (launches.h): how far it is in its script; and on each communicator, what it launched, and whose kernels have
+  // ended.
+  std::array<std::atomic<std::uint64_t>, kMostRanks> at;
+  std::array<std::array<std::atomic<std::uint64_t>, kCommunicators>, kMostRanks> launched, ended;
   [[nodiscard]] auto Launched() const {
-    std::array<std::array<std::uint64_t, kMostThreads>, kMostRanks> now{};
+    std::array<std::array<std::uint64_t, kCommunicators>, kMostRanks> now{};
     for (std::size_t rank = 0; rank < now.size(); ++rank) std::ranges::copy(launched[rank], now[rank].begin());
     return now;
   }

@@ -13,7 +13,7 @@
 
 namespace amem::world {
 
-inline constexpr int kMostRanks = 4, kMostThreads = 3;
+inline constexpr int kMostRanks = 4, kMostThreads = 3, kCommunicators = 3;
 inline constexpr Bytes kPage = 4096, kCapacity = Bytes{4} << 30;  // of each device
 #if defined(AMEM_THREAD_SANITIZED)
 inline constexpr std::uint32_t kSlower = 6;

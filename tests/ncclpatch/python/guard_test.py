@@ -413,10 +413,14 @@ class Answers(unittest.TestCase):
         for phase, by_program, held in (("running", False, False), ("paused", False, True), ("paused", True, False), ("held", False, True), ("arrived", False, True),
                                         ("resuming", False, False), ("silent", False, False)):
             ranks = [{"phase": "running", "paused_by_program": False}, {"phase": phase, "paused_by_program": by_program}]
-            self.assertEqual(guard.is_paused_from_outside((0, json.dumps({"ranks": ranks}))), held, (phase, by_program))
+            self.assertEqual(guard.is_paused_from_outside((0, json.dumps({"ranks": ranks})), False), held, (phase, by_program))
+        parked = 0, json.dumps({"ranks": [{"phase": "held", "paused_by_program": False, "parked": True}]})
+        for parks in (False, True):  # a park of the guard's own is not undone
+            self.assertEqual(guard.is_paused_from_outside(parked, parks), not parks)
+            self.assertEqual(guard.all_run(parked, parks), parks)
         for nothing in (None, (3, "{}"), (0, "no JSON"), (0, "[]")):
-            self.assertFalse(guard.is_paused_from_outside(nothing))
-            self.assertFalse(guard.all_run(nothing))
+            self.assertFalse(guard.is_paused_from_outside(nothing, False))
+            self.assertFalse(guard.all_run(nothing, True))
 
 
 class TheJobForGpus(unittest.TestCase):

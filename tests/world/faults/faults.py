@@ -3,7 +3,8 @@
 
     faults.py check                                 each line that a fault changes is in the tree, once
     faults.py build FOLDER [--scratch DIR]          one amem-world for each fault, and one without, with the libraries that they need
-    faults.py run FOLDER [--at-once N] [--seconds S]         the worlds of each fault; exit code 1 if one of them finds nothing
+    faults.py run FOLDER [--at-once N] [--seconds S]         the worlds of each fault, several at once where N is large; exit code 1 if
+                                                             they find nothing of one
     faults.py unchanged FOLDER [--at-once N] [--total S]     worlds without a fault, N seeds at once; exit code 1 if one finds something
 
 `build` plants in a copy of the tree, one fault after the other; only the file of the fault is compiled anew. The folder can be carried to
@@ -28,6 +29,7 @@ try:
     from planted import FAULTS, TARGETS
 except ImportError:  # a folder that was carried elsewhere
     FAULTS, TARGETS = [], {}
+SEEDS = 100_000  # between the first seeds of two runs, so that they come to no world twice
 UNCHANGED, LIST = "unchanged", "faults.txt"
 CARDS = "ungated cards"  # what a card sends in the moment of a pause is not the agreement's
 SYSTEM_LIBRARIES = re.compile(r"lib(c|m|pthread|dl|rt)\.so|ld-linux")
@@ -162,7 +164,8 @@ def build(options):
 class World:
     """A run of amem-world in a process group of its own, which ends with it."""
 
-    def __init__(self, folder, program, seed, options):
+    def __init__(self, folder, program, seed, options, is_over=lambda: False):
+        self.is_over = is_over  # another one has found the same fault
         self.command = [os.path.join(folder, program), "--processes", "--seed", str(seed), "--seconds", str(options.seconds),
                         "--without", CARDS, *(["--late", str(options.late)] if options.late else [])]
         self.limit = options.seconds + 120  # the last world begins before the end of the time, and takes some seconds
@@ -173,10 +176,11 @@ class World:
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                        start_new_session=True)
+            code, over = None, False
             try:
-                code = process.wait(self.limit)
-            except subprocess.TimeoutExpired:
-                code = None
+                while code is None and not over and time.monotonic() < began + self.limit:
+                    over = self.is_over()
+                    code = self.wait_a_moment(process)
             finally:
                 try:
                     os.killpg(process.pid, signal.SIGKILL)
@@ -185,7 +189,14 @@ class World:
                 process.wait()
             output.seek(0)
             text = output.read().decode(errors="replace")
-        return time.monotonic() - began, self.finding(code, text), code == 0, text
+        return time.monotonic() - began, "" if over else self.finding(code, text), code == 0, text
+
+    @staticmethod
+    def wait_a_moment(process):
+        try:
+            return process.wait(0.3)
+        except subprocess.TimeoutExpired:
+            return None
 
     @staticmethod
     def finding(code, text):
@@ -213,16 +224,22 @@ def run(options):
     with open(os.path.join(options.folder, LIST), encoding="utf-8") as file:
         programs = [line.rstrip("\n").split("\t") for line in file]
     programs = [(program, name) for program, name in programs if options.only in name]
-    not_found = []
+    copies = max(1, options.at_once // max(1, len(programs)))  # with different seeds; one that finds it is enough
+    began, found = time.monotonic(), set()
     say("| fault | found after | by |\n|---|---|---|")
 
-    def tell(name, seconds, finding, _ended_well, text):
-        if not finding:
-            not_found.append(name)
-        say(f"| {name} | {f'{seconds:.0f} s' if finding else 'not found'} | {finding or text.strip()[-200:]} |")
+    def tell(name, seconds, finding, _ended_well, _text):
+        if finding and name not in found:
+            found.add(name)
+            say(f"| {name} | {seconds:.0f} s | {finding} |")
 
-    all_worlds([(name, World(options.folder, program, options.seed, options)) for program, name in programs], options.at_once, tell)
-    say(f"{len(programs) - len(not_found)} of {len(programs)} faults found" + "".join(f"\nnot found: {name}" for name in not_found))
+    worlds = [(name, World(options.folder, program, options.seed + SEEDS * copy, options, lambda name=name: name in found))
+              for copy in range(copies) for program, name in programs]
+    all_worlds(worlds, options.at_once, tell)
+    not_found = [name for _, name in programs if name not in found]
+    for name in not_found:
+        say(f"| {name} | not found | |")
+    say(f"{len(found)} of {len(programs)} faults found by {copies} at once for each, in {time.monotonic() - began:.0f} s")
     return 1 if not_found or not programs else 0
 
 
@@ -237,8 +254,7 @@ def unchanged(options):
             say(text)
         say(f"from seed {name}: {seconds:.0f} s, {finding or text.strip()[-200:]}")
 
-    # Seeds far from each other, so that no two runs come to the same world.
-    seeds = [options.seed + 100_000 * at for at in range(options.at_once)]
+    seeds = [options.seed + SEEDS * at for at in range(options.at_once)]
     all_worlds([(seed, World(options.folder, UNCHANGED, seed, options)) for seed in seeds], options.at_once, tell)
     say(f"{total[0]:.0f} s of worlds, {len(wrong)} findings")
     return 1 if wrong else 0

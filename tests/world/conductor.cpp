@@ -140,7 +140,7 @@ void Conductor::CheckAgreement(std::uint64_t order) {
   for (std::size_t rank = 0; rank < kMostRanks; ++rank) {
     const Answer& answer = page_->answers[rank];
     if (!has_answered(rank)) continue;
-    if (answer.code == Code::kPeerLost && Deaths(*page_) == 0)
+    if (answer.code == Code::kPeerLost && Deaths(*page_) == 0 && !page_->found)
       Found(fmt::format("rank {} takes one for dead, and all live:{}", rank, Answers()));
     for (std::size_t other = 0; other < kMostRanks; ++other)
       if (has_answered(other) && differ(rank, other))

@@ -19,7 +19,9 @@ constexpr char kHelp[] =
     "  --seconds S    no world begins after these (default: 10)\n"
     "  --worlds N     at most\n"
     "  --times N      each world, because threads do not meet in the same way twice\n"
-    "  --without X,.. names of actions that nobody takes; pinned: whose host memory nobody counts\n"
+    "  --with X,..    what each world has: faults, absences, stops\n"
+    "  --without X,.. shortages or starves: no world has that; names of actions that nobody takes; pinned: whose host memory "
+    "nobody counts\n"
     "  --lose WHAT    byte, range, thread or gate: is lost on purpose, and must be found\n"
     "  --late MS      that the machine may take besides a deadline; more where others work on it\n"
     "  --processes    ranks are processes, and some are killed\n"
@@ -30,10 +32,11 @@ constexpr option With(const char* name) { return {name, required_argument, nullp
 constexpr option Flag(const char* name) { return {name, no_argument, nullptr, 0}; }
 constexpr option kOptions[] = {With("seed"),      With("seconds"),
                                With("worlds"),    With("times"),
-                               With("without"),   With("lose"),
-                               With("late"),      Flag("processes"),
-                               Flag("verbose"),   Flag("keep"),
-                               Flag("help"),      Flag("between-launches"),
+                               With("with"),      With("without"),
+                               With("lose"),      With("late"),
+                               Flag("processes"), Flag("verbose"),
+                               Flag("keep"),      Flag("help"),
+                               Flag("between-launches"),
                                With("directory"),  // for itself
                                With("rank"),      {}};
 
@@ -53,7 +56,7 @@ int main(int argc, char** argv) {
   const double seconds = given.contains("seconds") ? std::stod(given["seconds"]) : 10;
   const bool processes = given.contains("processes"), verbose = given.contains("verbose"),
              between = given.contains("between-launches"), help = given.contains("help");
-  const std::string without = given["without"], lose = given["lose"], directory = given["directory"];
+  const std::string with = given["with"], without = given["without"], lose = given["lose"], directory = given["directory"];
   const int rank = given.contains("rank") ? std::stoi(given["rank"]) : -1;
   if (help || found != -1 || optind != argc ||
       !(lose.empty() || lose == "byte" || lose == "range" || lose == "thread" || lose == "gate")) {
@@ -63,7 +66,7 @@ int main(int argc, char** argv) {
   if (rank >= 0) {
     Settings settings = SettingsOf(seed, true, between);
     settings.directory = directory;
-    settings.without = without;
+    Choose(settings, with, without);
     settings.lose = lose;
     if (late_ms != 0) settings.late = std::chrono::milliseconds(late_ms);
     RunAsProcess(settings, rank);
@@ -73,7 +76,7 @@ int main(int argc, char** argv) {
   std::uint64_t run = 0;
   for (; run < worlds && (worlds != ~0ULL || std::chrono::steady_clock::now() < until); ++run) {
     Settings settings = SettingsOf(seed + run, processes, between);
-    settings.without = without;
+    Choose(settings, with, without);
     if (late_ms != 0) settings.late = std::chrono::milliseconds(late_ms);
     settings.lose = lose;
     settings.keep = given.contains("keep");

@@ -93,6 +93,7 @@ class Children {
     words.insert(words.end(), {"--late", std::to_string(settings_.late.count())});
     if (!settings_.lose.empty()) words.insert(words.end(), {"--lose", settings_.lose});
     if (settings_.all_between_launches) words.emplace_back("--between-launches");
+    if (!settings_.with.empty()) words.insert(words.end(), {"--with", settings_.with});
     if (!settings_.without.empty()) words.insert(words.end(), {"--without", settings_.without});
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());

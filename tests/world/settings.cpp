@@ -4,6 +4,14 @@
 
 namespace amem::world {
 
+namespace {
+
+Deadlines DeadlinesOf(const Settings& settings) {
+  return Deadlines(std::chrono::milliseconds((settings.absences ? 2000 : 8000) * kSlower));
+}
+
+}  // namespace
+
 Settings SettingsOf(std::uint64_t seed, bool processes, bool between_launches) {
   std::mt19937_64 random(seed);
   const auto pick = [&](std::uint64_t below) { return random() % below; };
@@ -19,7 +27,7 @@ Settings SettingsOf(std::uint64_t seed, bool processes, bool between_launches) {
   settings.session.compare = pick(4) == 0;
   settings.session.slab_bytes = Bytes{2} << 20;
   settings.session.user_memory = pick(2) == 0 ? UserMemory::kKeep : UserMemory::kRelease;
-  settings.session.deadlines = Deadlines(std::chrono::milliseconds((settings.absences ? 2000 : 8000) * kSlower));
+  settings.session.deadlines = DeadlinesOf(settings);
   settings.starves = processes && pick(3) == 0;
   settings.shortages = processes && pick(4) == 0;
   settings.stops = processes && pick(3) == 0;
@@ -32,6 +40,18 @@ Settings SettingsOf(std::uint64_t seed, bool processes, bool between_launches) {
   }
   if (!settings.pins_ahead) settings.session.pinned_bytes = settings.session.pool_pinned_bytes = 0;
   return settings;
+}
+
+void Choose(Settings& settings, const std::string& with, const std::string& without) {
+  settings.with = with;
+  settings.without = without;
+  const auto has = [&](std::string_view what) { return with.find(what) != std::string::npos; };
+  settings.faults = settings.faults || has("faults");
+  settings.absences = settings.absences || has("absences");
+  settings.stops = settings.stops || has("stops");
+  settings.shortages = settings.shortages && !settings.Without("shortages");
+  settings.starves = settings.starves && !settings.Without("starves");
+  settings.session.deadlines = DeadlinesOf(settings);
 }
 
 std::string Describe(const Settings& s) {

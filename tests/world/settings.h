@@ -37,7 +37,7 @@ struct Settings {
   std::chrono::milliseconds life{0};  // of this world
   SessionOptions session;
   std::filesystem::path directory;  // of the sockets, the journals and the world's memory; empty: the ranks are threads
-  std::string without;              // names of actions that nobody takes; "pinned": whose host memory nobody counts
+  std::string with, without;        // Choose; and names of actions that nobody takes; "pinned": whose host memory nobody counts
   bool keep = false;                // the journals, if something is found
   std::string lose;                 // "byte", "range", "thread" or "gate" is lost on purpose, which must be found
   static constexpr std::chrono::milliseconds kLate{3000 * kSlower};
@@ -56,6 +56,8 @@ struct Settings {
 
 // `between_launches`: all worlds of processes are such, and not one in five.
 Settings SettingsOf(std::uint64_t seed, bool processes, bool between_launches = false);
+// Has it what those names say ("faults", "absences", "stops"), and has it not what these say ("shortages", "starves").
+void Choose(Settings& settings, const std::string& with, const std::string& without);
 inline SessionId SessionOf(int rank) { return SessionId{static_cast<std::uint64_t>(rank) + 0x100}; }
 std::string Describe(const Settings& settings);
 

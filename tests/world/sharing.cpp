@@ -12,8 +12,8 @@ namespace {
 
 // The owner may have freed it, may be paused, may have died, and may hang in the driver.
 bool Imported(Rank& rank, const Status& status) {
-  if (status.code() == Code::kPeerLost && Deaths(*rank.page) == 0)
-    Found("an import takes an owner for dead that lives: " + status.message());
+  const bool all_live = Deaths(*rank.page) == 0 && !rank.page->found;  // who finds something ends
+  if (status.code() == Code::kPeerLost && all_live) Found("an import takes an owner for dead that lives: " + status.message());
   const bool hangs = status.code() == Code::kTimeout && (rank.settings.absences || rank.settings.stops);
   if (!hangs && status.code() != Code::kNotFound && status.code() != Code::kPeerLost && status.code() != Code::kRefused)
     return rank.Ok(status, "import");

@@ -32,6 +32,7 @@ except ImportError:  # a folder that was carried elsewhere
 SEEDS = 100_000  # between the first seeds of two runs, so that they come to no world twice
 UNCHANGED, LIST = "unchanged", "faults.txt"
 CARDS = "ungated cards"  # what a card sends in the moment of a pause is not the agreement's
+WITHOUT = f"{CARDS},shortages,starves"  # of worlds that are to find faults: shortages take seconds, and concern no rule of the agreement
 SYSTEM_LIBRARIES = re.compile(r"lib(c|m|pthread|dl|rt)\.so|ld-linux")
 
 
@@ -148,7 +149,7 @@ def build(options):
         began = time.monotonic()
         programs.append("fault-" + re.sub(r"\W+", "-", fault.name))
         scratch.build_with(fault, os.path.join(folder, programs[-1]))
-        listed.append(f"{programs[-1]}\t{fault.name}\n")
+        listed.append(f"{programs[-1]}\t{fault.name}\t{fault.worlds}\n")
         say(f"{fault.name}: built in {time.monotonic() - began:.0f} s")
     add_libraries(folder, os.path.join(folder, UNCHANGED))
     for program in programs:
@@ -164,10 +165,10 @@ def build(options):
 class World:
     """A run of amem-world in a process group of its own, which ends with it."""
 
-    def __init__(self, folder, program, seed, options, is_over=lambda: False):
+    def __init__(self, folder, program, seed, options, with_, without, is_over=lambda: False):
         self.is_over = is_over  # another one has found the same fault
         self.command = [os.path.join(folder, program), "--processes", "--seed", str(seed), "--seconds", str(options.seconds),
-                        "--without", CARDS, *(["--late", str(options.late)] if options.late else [])]
+                        "--with", with_, "--without", without, *(["--late", str(options.late)] if options.late else [])]
         self.limit = options.seconds + 120  # the last world begins before the end of the time, and takes some seconds
 
     def run(self):
@@ -223,7 +224,7 @@ def all_worlds(worlds, at_once, tell):
 def run(options):
     with open(os.path.join(options.folder, LIST), encoding="utf-8") as file:
         programs = [line.rstrip("\n").split("\t") for line in file]
-    programs = [(program, name) for program, name in programs if options.only in name]
+    programs = [(program, name, with_) for program, name, with_ in programs if options.only in name]
     copies = max(1, options.at_once // max(1, len(programs)))  # with different seeds; one that finds it is enough
     began, found = time.monotonic(), set()
     say("| fault | found after | by |\n|---|---|---|")
@@ -233,10 +234,10 @@ def run(options):
             found.add(name)
             say(f"| {name} | {seconds:.0f} s | {finding} |")
 
-    worlds = [(name, World(options.folder, program, options.seed + SEEDS * copy, options, lambda name=name: name in found))
-              for copy in range(copies) for program, name in programs]
+    worlds = [(name, World(options.folder, program, options.seed + SEEDS * copy, options, with_, WITHOUT, lambda name=name: name in found))
+              for copy in range(copies) for program, name, with_ in programs]
     all_worlds(worlds, options.at_once, tell)
-    not_found = [name for _, name in programs if name not in found]
+    not_found = [name for _, name, _ in programs if name not in found]
     for name in not_found:
         say(f"| {name} | not found | |")
     say(f"{len(found)} of {len(programs)} faults found by {copies} at once for each, in {time.monotonic() - began:.0f} s")
@@ -255,7 +256,9 @@ def unchanged(options):
         say(f"from seed {name}: {seconds:.0f} s, {finding or text.strip()[-200:]}")
 
     seeds = [options.seed + SEEDS * at for at in range(options.at_once)]
-    all_worlds([(seed, World(options.folder, UNCHANGED, seed, options)) for seed in seeds], options.at_once, tell)
+    kinds = [("", CARDS), ("faults", WITHOUT), ("", CARDS), ("absences,stops", WITHOUT)]  # half are of those that are to find faults
+    worlds = [(seed, World(options.folder, UNCHANGED, seed, options, *kinds[at % len(kinds)])) for at, seed in enumerate(seeds)]
+    all_worlds(worlds, options.at_once, tell)
     say(f"{total[0]:.0f} s of worlds, {len(wrong)} findings")
     return 1 if wrong else 0
 

@@ -9,14 +9,18 @@ TARGETS = {AGREEMENT: "amem_statemachine", BOARD: "amem_peers", PARTICIPANT: "am
            ASSEMBLY: "amem_unix_peers", CALL: "amem_cycle", SHARING: "amem_session"}
 
 
+FAIL, LATE = "faults", "absences,stops"  # what the worlds have that are to find a fault (amem-world --with)
+
+
 class Fault(NamedTuple):
     name: str
     changes: tuple  # (file, lines that occur once in it, what takes their place)
+    worlds: str = FAIL
 
 
-def fault(name, *change):
+def fault(name, *change, worlds=FAIL):
     """Of one change: file, before, after; or of several such triples."""
-    return Fault(name, (change,) if isinstance(change[0], str) else change)
+    return Fault(name, (change,) if isinstance(change[0], str) else change, worlds)
 
 
 # Between its look at the board and its decision a member may be stopped for any time. The rules hold nevertheless.
@@ -24,7 +28,8 @@ SLOW = "if (cause == Cause::kLate) ::usleep(300'000);\n  "
 NOT_THE_FIRST = "if (!CellOf(ballot).compare_exchange_strong(before, after)) return false;"
 
 FAULTS = [
-    fault("a decision can change", BOARD, NOT_THE_FIRST, SLOW + "static_cast<void>(before);\n  CellOf(ballot).store(after);"),
+    fault("a decision can change", BOARD, NOT_THE_FIRST, SLOW + "static_cast<void>(before);\n  CellOf(ballot).store(after);",
+          worlds=LATE),
     fault("a member follows its own decision, not the first",
           (BOARD, NOT_THE_FIRST, SLOW + NOT_THE_FIRST),
           (PARTICIPANT, "board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, seen);",
@@ -32,7 +37,8 @@ FAULTS = [
            "          call_.kind == CycleKind::kPause && decide->ballot < Ballot::kGone) {\n"
            "        member_.failed = decide->ballot;\n"
            "        member_.line = 15;  // the end of those that have released nothing\n"
-           "      }")),
+           "      }"),
+          worlds=LATE),
     fault("memory is released before all have saved", AGREEMENT, "VoteLine(Ballot::kSaved, 15),\n    WorkLine(Work::kRelease),",
           "WorkLine(Work::kRelease),\n    VoteLine(Ballot::kSaved, 15),"),
     fault("a vote before memory is made", AGREEMENT, "WorkLine(Work::kMake),      VoteLine(Ballot::kMade, 8),",
@@ -48,9 +54,10 @@ FAULTS = [
     fault("who is stopped is taken for dead", CALL, "bool HasEnded(SessionId session) override { return assembly_.HasEnded(session); }",
           "bool HasEnded(SessionId session) override {\n"
           "    return assembly_.HasEnded(session) || assembly_.See(session, std::chrono::milliseconds(0)).state == \"stopped\";\n"
-          "  }"),
+          "  }",
+          worlds=LATE),
     fault("who is late is taken for a yes", AGREEMENT, "return Decide{vote.ballot, Cause::kLate, *count.absent};",
-          "return Decide{vote.ballot, Cause::kAllVoted, view.self};"),
+          "return Decide{vote.ballot, Cause::kAllVoted, view.self};", worlds=LATE),
     fault("a failure is taken for a yes", AGREEMENT, "return CastVote{vote.ballot, !member.work_failed};", "return CastVote{vote.ballot, true};"),
     fault("votes of earlier rounds count", BOARD, ": of_this_round ? vote->vote : Vote::kNone;", ": vote->vote;"),
     fault("a member comes to a round that is over", BOARD, "return cell->round + 1;", "return cell->round;"),

@@ -16,9 +16,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // The calls of the driver that a pause or resume makes.
-constexpr std::array kCalls = {"Unmap",      "Release",     "Create",         "Map",          "SetAccess",
-                               "Export",     "Import",      "Memory",         "Gather",       "Scatter",
-                               "CopyToHost", "FindNonZero", "AllocatePinned", "FinishCopies", "Synchronize"};
+constexpr std::array kCalls = {"Create",         "Map",          "SetAccess",   "Export",     "Import",
+                               "Memory",         "Gather",       "Scatter",     "CopyToHost", "FindNonZero",
+                               "AllocatePinned", "FinishCopies", "Synchronize", "Unmap",      "Release"};
 
 // A journal that was full begins anew five seconds later.
 constexpr auto kAfterShortage = std::chrono::seconds(6);

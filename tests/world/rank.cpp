@@ -168,6 +168,8 @@ int Rank::BeforeCall(std::string_view call) {
   static std::atomic<std::uint64_t> calls = 0;
   const std::uint64_t mixed = calls.fetch_add(0x9e3779b97f4a7c15U) >> 40;
   if (mixed % 24 == 0) std::this_thread::sleep_for(std::chrono::microseconds(mixed % 3000));
+  for (Failure& failure : failures_)
+    if (in_cycle && call == failure.call && failure.nth > 0 && --failure.nth == 0) return std::exchange(failure, {}).result;
   const char* const hangs = hang.call;
   if (hangs == nullptr || call != hangs || hang.of_program == in_cycle) return 0;
   const std::chrono::milliseconds time(hang.ms.exchange(0));
@@ -267,7 +269,10 @@ void Rank::Meet(const Fate& fate) {
   const std::string_view call = fate.call.data();
   if (call.empty()) return;
   Trace(fmt::format("{} {} of the driver {}", call, fate.nth, fate.hang_ms > 0 ? "will hang" : "fails"));
-  if (fate.undo_too) static_cast<void>(simulator->FailNext("Create", 1, fate.result));
+  if (fate.undo_too) failures_[1] = {"Create", 1, fate.result};
+  // What a session cannot give back when the program frees it breaks the session, so these fail in the pause or resume alone.
+  const bool gives_back = call == "Unmap" || call == "Release";
+  if (fate.hang_ms == 0 && gives_back) return static_cast<void>(failures_[0] = {call, fate.nth, fate.result});
   if (fate.hang_ms == 0) return static_cast<void>(simulator->FailNext(call, fate.nth, fate.result));
   hang.of_program = fate.of_program;
   hang.call = fate.call.data();  // stays as it is until all have obeyed
@@ -319,6 +324,7 @@ void Rank::Obey(const Order& order, std::uint64_t number) {
         std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - began).count());
     hang.call = nullptr;
     if (fate.call[0] != 0) simulator->ForgetPlannedFailures();
+    failures_ = {};
     CheckNotBroken(to_pause ? "a pause" : "a resume");
     pinned.Check(to_pause ? status : Status{});
     if (!to_pause && status.ok()) ++resumes;

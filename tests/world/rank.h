@@ -120,7 +120,14 @@ class Rank {
   void CheckNothingLeft();
   void EndStage(Stage stage);
 
+  struct Failure {  // of a call that the thread of orders makes for a pause or resume
+    std::string_view call;
+    std::uint32_t nth = 0;
+    int result = 0;
+  };
+
   std::vector<std::unique_ptr<Worker>> workers_;
+  std::array<Failure, 2> failures_;
   std::atomic<std::uint64_t> pauses_ = 0;  // that began, of all scopes
 };
 

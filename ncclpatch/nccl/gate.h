@@ -10,6 +10,7 @@
 #include <mutex>
 #include <set>
 
+#include "ncclpatch/hook/hook.h"
 #include "ncclpatch/nccl/launches.h"
 
 namespace amem::nccl::launches {

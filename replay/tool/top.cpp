@@ -15,6 +15,7 @@
 #include "replay/tool/command.h"
 #include "replay/tool/gpus.h"
 #include "replay/tool/symbols.h"
+#include "statemachine/account.h"
 
 namespace amem::tool {
 namespace {

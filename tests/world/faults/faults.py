@@ -205,7 +205,9 @@ class World:
         lines = [line for line in text.splitlines() if line.startswith("FOUND")]
         own = [line for line in lines if "another process has found something" not in line]
         if own or lines:
-            return (own or lines)[0]
+            found = (own or lines)[0]
+            after = text[text.index(found) + len(found):].splitlines()[1:] if found.endswith(":") else []
+            return " ".join([found, *(line.strip() for line in after if "rank " in line and not line.endswith(": OK"))][:3])
         if code is None:
             return "the worlds did not end"
         if code == 0:

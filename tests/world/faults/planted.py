@@ -23,7 +23,7 @@ def fault(name, *change, worlds=FAIL):
     return Fault(name, (change,) if isinstance(change[0], str) else change, worlds)
 
 
-# Between its look at the board and its decision a member may be stopped for any time. The rules hold nevertheless.
+# Between two stores, or its look at the board and its decision, a member may be stopped for any time. The rules hold nevertheless.
 SLOW = "if (cause == Cause::kLate) ::usleep(300'000);\n  "
 NOT_THE_FIRST = "if (!CellOf(ballot).compare_exchange_strong(before, after)) return false;"
 
@@ -64,7 +64,8 @@ FAULTS = [
     fault("copies are dropped too early", CALL, "if (kind_ == CycleKind::kPause && !saved) scope_.backup_.Abandon(undisturbed);",
           "if (kind_ == CycleKind::kPause) scope_.backup_.Abandon(undisturbed && !saved);"),
     fault("a page is published before it is whole", PAGE, "  std::atomic_thread_fence(std::memory_order_release);  // who sees",
-          "  page.published.store(published);\n  std::atomic_thread_fence(std::memory_order_release);  // who sees"),
+          "  page.published.store(published);\n  std::this_thread::sleep_for(std::chrono::milliseconds(2));\n"
+          "  std::atomic_thread_fence(std::memory_order_release);  // who sees"),
     fault("a page is trusted without its version",
           (PAGE, "const FactCopy& copy = page.copies[published % 2];", "const FactCopy& copy = page.copies[(published + 1) % 2];"),
           (PAGE, "if (sum != SumOfFacts(words, published)) break;", "if (sum == 0) break;")),

@@ -63,9 +63,6 @@ FAULTS = [
     fault("a member comes to a round that is over", BOARD, "return cell->round + 1;", "return cell->round;"),
     fault("copies are dropped too early", CALL, "if (kind_ == CycleKind::kPause && !saved) scope_.backup_.Abandon(undisturbed);",
           "if (kind_ == CycleKind::kPause) scope_.backup_.Abandon(undisturbed && !saved);"),
-    fault("a page is published before it is whole", PAGE, "  std::atomic_thread_fence(std::memory_order_release);  // who sees",
-          "  page.published.store(published);\n  std::this_thread::sleep_for(std::chrono::milliseconds(2));\n"
-          "  std::atomic_thread_fence(std::memory_order_release);  // who sees"),
     fault("a page is trusted without its version",
           (PAGE, "const FactCopy& copy = page.copies[published % 2];", "const FactCopy& copy = page.copies[(published + 1) % 2];"),
           (PAGE, "if (sum != SumOfFacts(words, published)) break;", "if (sum == 0) break;")),

@@ -22,6 +22,7 @@ sys.dont_write_bytecode = True
 import unmodified_job  # noqa: E402  # beside this file
 import unmodified_kinds  # noqa: E402
 
+LEAST = 60  # seconds for a job to start, and to train for a while
 PER_STEP = {"tiny": unmodified_kinds.TINY, "ddp": 1, "reduce": 1}
 
 
@@ -50,6 +51,8 @@ def of_parts(text, kind):
 
 def turn(options, part, steps, folder, preload):
     """Seconds of a step, of one job."""
+    if unmodified_job.left(options) < LEAST:
+        raise RuntimeError("there was no time left for this turn: give it a longer --time-limit, or fewer --turns")
     with unmodified_job.Job(options, part, options.ranks, folder, preload) as job:
         reached = job.until(steps, options.time_limit)
         problems = job.finish(60)

@@ -4,7 +4,8 @@
     NCCL_NVLS_ENABLE=0 unmodified_kills.py --library LIB --tool TOOL --nccl libnccl.so.2 [--share-gpu] --kills 20
 
 Each job all-reduces 64 MiB without a rest, by ctypes. `amem-replay park` stops it between two launches, and all its ranks are killed at once; as many jobs
-are killed while they transfer. Afterwards no memory of theirs may be left on the GPUs, and the next job must run. Xids are read from the management library's
+are killed while they transfer. Afterwards no memory may be left on the GPUs, which is only known where no other process uses them, and the
+next job must run. Xids are read from the management library's
 events and the kernel's log; what cannot see them is reported as that.
 
 The last line is JSON. Exit code 0: no parked job left an Xid or memory, 1: one did, or did not park, 2: refused (NCCL_NVLS_ENABLE is not 0).
@@ -52,6 +53,15 @@ def used_mib():
         return None
 
 
+def others():
+    """How many processes use a GPU, while no job of this program runs; null: it cannot be seen."""
+    try:
+        ran = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=True)
+        return len(ran.stdout.split())
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 def watch(options):
     os.environ.setdefault("AMEM_REPLAY", options.tool)
     import signals_job
@@ -75,7 +85,8 @@ def kill_one(options, folder, parks, chance, row):
         row["seconds_to_end"].append(round(time.monotonic() - began, 3))
 
 
-def kill_all(options, folder, parks, before):
+def kill_all(options, folder, parks):
+    before, beside = used_mib(), others()
     row = {"parked": parks, "kills": 0, "seconds_to_end": [], "problems": []}
     xids, chance = watch(options), random.Random(options.seed)
     for number in range(options.kills):
@@ -90,7 +101,8 @@ def kill_all(options, folder, parks, before):
     time.sleep(2)  # the log may be late
     row["xids"] = xids.end()
     after = used_mib()
-    row["left_mib"] = None if before is None or after is None else [now - then for now, then in zip(after, before)]
+    row["others_beside"] = None if beside is None else max(beside, others() or 0)
+    row["left_mib"] = None if before is None or after is None or row["others_beside"] else [now - then for now, then in zip(after, before)]
     if row["left_mib"] and max(row["left_mib"]) > CLOSE_MIB:
         row["problems"].append(f"{row['left_mib']} MiB are left")
     if row["xids"]["seen"]:
@@ -108,9 +120,8 @@ def main():
     options.library, options.nccl = (os.path.abspath(path) if "/" in path else path for path in (options.library, options.nccl))
     if options.imitate:
         options.nccl = ""
-    before = used_mib()
     with tempfile.TemporaryDirectory(prefix="amem-kills-") as folder:
-        rows = [kill_all(options, folder, parks, before) for parks in (True, False)]
+        rows = [kill_all(options, folder, parks) for parks in (True, False)]
     ok = not rows[0]["problems"] and rows[0]["kills"] == options.kills
     line = json.dumps({"program": "unmodified_kills", "ok": ok, **unmodified_job.machine(options), "ranks": options.ranks, "rows": rows})
     if options.json:

@@ -232,7 +232,7 @@ void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadl
 void AddWhere(Arguments& arguments, RequestOptions& options) {
   arguments.Flag("--at-safepoint", options.at_safepoint, "At a safe point, as by default");
   arguments.Flag("--between-launches", options.between_launches,
-                 "Between two launches of NCCL's, which a program without safe points has, too; seen on one GPU so far");
+                 "Between two launches of NCCL's, which a program without safe points has, too; seen on two GPUs so far");
 }
 
 control::Where WhereOf(const RequestOptions& options) {

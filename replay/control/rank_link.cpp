@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <ranges>
+#include <span>
 
 #include "journal/base/clock.h"
 #include "journal/base/process_sight.h"
@@ -212,7 +212,8 @@ std::string RankLink::DoingInDetail() const {
   const pid_t pid = look_.process.pid;
   const int process = connection_->process_fd();
   std::string doing = fmt::format("{}; its process is {}", look_.Doing(), text(SeeThread(pid, pid, process)));
-  for (const std::uint32_t thread : look_.is.launches.threads | std::views::take(kMostThreads))
+  const std::span<const std::uint32_t> threads = look_.is.launches.threads;
+  for (const std::uint32_t thread : threads.first(std::min(threads.size(), kMostThreads)))
     if (const auto other = static_cast<pid_t>(thread); other != pid)
       doing += fmt::format("; its thread {}, which calls NCCL, is {}", other, text(SeeThread(pid, other, process)));
   return doing + FromJournal(look_.process.directory);

@@ -30,15 +30,22 @@ constexpr char kHelp[] =
     "  --verbose      one line a world\n";
 constexpr option With(const char* name) { return {name, required_argument, nullptr, 0}; }
 constexpr option Flag(const char* name) { return {name, no_argument, nullptr, 0}; }
-constexpr option kOptions[] = {With("seed"),      With("seconds"),
-                               With("worlds"),    With("times"),
-                               With("with"),      With("without"),
-                               With("lose"),      With("late"),
-                               Flag("processes"), Flag("verbose"),
-                               Flag("keep"),      Flag("help"),
+constexpr option kOptions[] = {With("seed"),
+                               With("seconds"),
+                               With("worlds"),
+                               With("times"),
+                               With("with"),
+                               With("without"),
+                               With("lose"),
+                               With("late"),
+                               Flag("processes"),
+                               Flag("verbose"),
+                               Flag("keep"),
+                               Flag("help"),
                                Flag("between-launches"),
                                With("directory"),  // for itself
-                               With("rank"),      {}};
+                               With("rank"),
+                               {}};
 
 }  // namespace
 

@@ -30,9 +30,12 @@ TAKEN = {*ENDING, *PASSED_ON, signal.SIGTSTP, signal.SIGCHLD}
 BY_THE_KERNEL = 128  # si_code of what a terminal sends to its process group
 READ_SECONDS, THAW_SECONDS, PARK_SECONDS = 20, 300, 10  # of one try, however many ranks are asked
 AGAIN_SECONDS, LATER_SECONDS, SAY_SECONDS = 1, 10, 30
+END_SECONDS = 600  # that an end may take; what has not ended by then trains on, and whoever pauses or freezes it means it
 RUNS, PAUSED, UNKNOWN, FROZEN = "runs", "does not resume", "cannot be asked whether it is frozen", "is frozen"
 PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds of that state alone; then it gets its signal: a paused process may die
 JOURNAL = re.compile(r"(/.*/[0-9a-f]{16})/tail( \(deleted\))?")  # that a rank has open
+STOPPING = ("held", "arrived", "pausing")  # phases of a rank that is being parked or paused
+REFUSED = 2  # the tool's exit code where a rank does not take the request, because another one is under way for example
 HELD = ("held", "arrived", "pausing", "paused", "failed")  # phases of a rank that a request stops
 BACK = ("running", "paused", "lost")  # outcomes of a freeze or thaw after which nothing is frozen any more
 NOT_FROZEN = "the job is not frozen"  # a thaw's answer where journals and driver agree
@@ -107,13 +110,20 @@ class Guard:
     def _end_goes_on(self):
         """Of a command that has got its ending signal: a pause or freeze that began before, and came after it was asked about, holds it up."""
         since = time.monotonic() - max(self._ends_by.values())
+        if since > END_SECONDS:
+            self._ends_by.clear()
+            return
         self._wait_for(AGAIN_SECONDS if since < SAY_SECONDS else LATER_SECONDS)
         if self._pending or self._code is not None:
             return
         state, paused = self._state(False)[0], None
         if state != FROZEN:
-            paused = self._first_rank(READ_SECONDS, lambda answer: is_paused_from_outside(answer, bool(self._park_on)))
+            lives = self._lives(READ_SECONDS)
+            paused = next((rank for rank, answer in lives if is_paused_from_outside(answer, bool(self._park_on))), None)
             state = PAUSED if paused else RUNS
+            parked = next((rank for rank, answer in lives if any(one[2] for one in phases(answer))), None)
+            if parked and not paused:
+                self._say("parked", "the job is parked, and has got %s; `amem resume %s` lets it go on" % (" and ".join(self._ends_by), parked))
         if state != RUNS:
             self._say("ends", "the job is %s, and it has got %s; it is brought back" % ("paused" if paused else "frozen", " and ".join(self._ends_by)))
             self._bring_back(state, paused)
@@ -121,7 +131,7 @@ class Guard:
     def _bring_back(self, state, paused):
         if state == FROZEN:
             self._thaw()
-        elif state == PAUSED:
+        elif state == PAUSED and paused:
             self._ask(PATIENCE[PAUSED], ["resume", paused])
 
     # ---- signals and children, awaited together
@@ -160,8 +170,8 @@ class Guard:
 
     def _deliver(self, signals):
         """The ending ones first. Where one of them is to find the job parked, all do."""
-        if any(info.si_signo in self._park_on for info in signals):
-            self._park(names_of(signals))
+        if any(info.si_signo in self._park_on for info in signals) and not self._park(names_of(signals)) and self._state(False)[0] == FROZEN:
+            return  # a freeze was under way; it is thawed first
         for info in sorted(signals, key=lambda info: info.si_signo not in ENDING):
             self._to_command(os.killpg if info.si_code == BY_THE_KERNEL else os.kill, info.si_signo)
         self._ends_by.update({signal.Signals(info.si_signo).name: time.monotonic() for info in signals if info.si_signo in ENDING})
@@ -220,7 +230,8 @@ class Guard:
     # ---- the job
 
     def _state(self, ending):
-        """(state, a rank to resume). Whether it is paused is only asked for an ending signal."""
+        """(state, a rank to resume). Whether it is paused is only asked for an ending signal. Where that is to find the job parked, a parked one runs, and one that
+        is being stopped, perhaps by the guard of another of its ranks, is waited for."""
         known, end = self._find_ranks(), time.monotonic() + READ_SECONDS
         ranks = sorted(self._ranks)
         logs = [["log", rank, "--json", "--kind", "freeze-step", "--last", "1"] for rank in ranks]
@@ -233,14 +244,19 @@ class Guard:
             return FROZEN, None
         if not known:
             return UNKNOWN, None
-        paused = self._first_rank(max(1, end - time.monotonic()), lambda answer: not all_run(answer, bool(self._park_on))) if ending else None
+        if not ending:
+            return RUNS, None
+        parks = any(info.si_signo in self._park_on for info in self._pending)
+        lives = self._lives(max(1, end - time.monotonic()))
+        if parks and any(phase in STOPPING for _, answer in lives for phase, _, _ in phases(answer)):
+            return PAUSED, None
+        paused = next((rank for rank, answer in lives if not all_run(answer, parks)), None)
         return (PAUSED, paused) if paused else (RUNS, None)
 
-    def _first_rank(self, seconds, has):
-        """The first of which `amem ls --live` has answered so; None: none."""
+    def _lives(self, seconds):
+        """[(rank, what `amem ls --live` has answered of it)]"""
         ranks = sorted(self._ranks)
-        answers = self._ask(seconds, *(["ls", "--live", "--json", rank] for rank in ranks))
-        return next((rank for rank, answer in zip(ranks, answers) if has(answer)), None)
+        return list(zip(ranks, self._ask(seconds, *(["ls", "--live", "--json", rank] for rank in ranks))))
 
     def _last_step(self, rank):
         """That the rank's journal and those of the ranks that were frozen with it have: one may have missed the end. None: it never was frozen."""
@@ -268,18 +284,31 @@ class Guard:
         return None
 
     def _park(self, names):
-        """All jobs under this process; those that stand already stay so."""
-        self._find_ranks()
-        left, end = sorted(self._ranks), time.monotonic() + PARK_SECONDS
-        while left and time.monotonic() < end:
-            seconds = max(1, math.ceil(end - time.monotonic()))
-            answer = self._ask(seconds + 5, ["park", left[0], "--deadline", str(seconds), "--json"])[0]
+        """All jobs under this process; those that stand already stay so. Whether all are parked."""
+        all_seen = self._find_ranks()
+        left, end, refusal, goes_on = sorted(self._ranks), time.monotonic() + PARK_SECONDS, "", True
+        if not left:
+            say("no rank was found that could be parked; the command gets %s" % names)
+        elif not all_seen:
+            say("not all ranks of the job can be seen; of those that can each is parked")
+        while left and goes_on and self._code is None and time.monotonic() < end:
+            seconds = end - time.monotonic()
+            answer = self._ask(seconds, ["park", left[0], "--deadline", str(max(1, int(seconds - 1))), "--json"])[0]
             parked = parked_by(answer)
-            if not parked:
-                say("the job cannot be parked (amem park %s), and gets %s as it is" % ("did not end" if answer is None else "ended with %d" % answer[0], names))
-                return
-            left = [rank for rank in left[1:] if rank not in parked]
-        say("the job is parked, and gets %s" % names if not left else "not all of the job was parked in time; it gets %s" % names)
+            refusal = "" if parked else "did not end" if answer is None else "ended with %d" % answer[0]
+            if parked:
+                left = [rank for rank in left[1:] if rank not in parked]
+            elif answer and answer[0] == REFUSED:
+                self._wait_for(AGAIN_SECONDS)
+            else:
+                goes_on = False
+        if refusal:
+            say("the job cannot be parked (amem park %s), and gets %s as it is" % (refusal, names))
+        elif left:
+            say("not all of the job was parked in time; it gets %s" % names)
+        elif self._ranks:
+            say("the job is parked, and gets %s" % names)
+        return not left and all_seen
 
     def _find_ranks(self):
         """The journals of all ranks among the processes under this one, whatever their AMEM_JOURNAL_DIR is. False: some may be missing; those of

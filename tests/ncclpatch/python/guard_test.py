@@ -72,7 +72,7 @@ HURRIED = """
 import sys, tempfile
 from amem import _command, _guard
 tempfile.tempdir = "/nowhere"
-_guard.READ_SECONDS = 3
+_guard.READ_SECONDS, _guard.END_SECONDS = 3, 5
 _guard.PATIENCE.update({_guard.PAUSED: 3, _guard.UNKNOWN: 3})
 sys.exit(_command.main(sys.argv[1:]))
 """
@@ -223,6 +223,29 @@ class Guarded(unittest.TestCase):
         self.start("--park-on", "TERM")
         self.assertIn("cannot be parked (amem park ended with 3), and gets SIGTERM as it is", self.ends_in_order())
 
+    def test_a_park_that_meets_another_request_is_asked_for_again(self):
+        """As where each task of a job has a guard of its own, and all get the signal."""
+        self.rule('case $1 in park) [ -e "%s/met" ] || { touch "%s/met"; exit 2; };; esac' % (self.folder, self.folder))
+        self.start("--park-on", "TERM")
+        self.process.send_signal(signal.SIGTERM)
+        self.until_parked()
+        self.tool("resume")
+        self.assertIn("the job is parked, and gets SIGTERM", self.process.communicate(timeout=SECONDS)[1])
+
+    def test_an_ending_signal_that_is_not_named_lets_a_parked_job_go_on_first(self):
+        self.start("--park-on", "USR1")
+        self.process.send_signal(signal.SIGUSR1)
+        self.until_parked()
+        self.assertNotIn("cannot be parked", self.ends_in_order(before="usr1\n"))
+
+    def test_a_command_without_ranks_is_not_said_to_be_parked(self):
+        self.popen(["-m", "amem", "run", "--park-on", "TERM", "--", "sleep", "60"])
+        time.sleep(1)
+        self.process.send_signal(signal.SIGTERM)
+        err = self.process.communicate(timeout=SECONDS)[1]
+        self.assertIn("no rank was found that could be parked; the command gets SIGTERM", err)
+        self.assertNotIn("is parked", err)
+
     def test_what_a_job_cannot_be_parked_on_is_said(self):
         ran = subprocess.run([sys.executable, "-m", "amem", "run", "--park-on", "KILL", "--", "true"], env=self.environment, capture_output=True, text=True, check=False)
         self.assertEqual((ran.returncode, ran.stderr), (1, "amem: run: --park-on: KILL is none of TERM, INT, HUP, QUIT, USR1, USR2\n"))
@@ -311,6 +334,18 @@ class Guarded(unittest.TestCase):
                 self.rule('case $1 in ls) "%s" "$@"; code=$?; mkdir "%s/once" && "%s" %s >/dev/null; exit $code;; esac' % (REPLAY, self.folder, REPLAY, command))
                 self.start("--guard")
                 self.assertIn("it has got SIGTERM", self.ends_in_order())
+
+    def test_a_job_that_does_not_end_by_its_signal_can_be_paused_again(self):
+        self.rule("")
+        self.start("--guard", before=("nohup",), how=("-c", HURRIED))
+        self.process.send_signal(signal.SIGHUP)
+        time.sleep(7)  # longer than the END_SECONDS of HURRIED
+        self.tool("pause")
+        steps = self.steps()
+        self.stays(3)
+        self.assertEqual(self.steps(), steps)
+        self.tool("resume")
+        self.ends_in_order()
 
     def test_a_signal_of_the_programs_own_does_not_hold_an_ending_one(self):
         for number in signal.SIGCONT, signal.SIGUSR1:

@@ -44,7 +44,7 @@ class Census final : public testing::EmptyTestEventListener {
   }
   void OnTestEnd(const testing::TestInfo&) override {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-    while (Left() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    while (Left() && std::chrono::steady_clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     for (const auto& [number, what] : Descriptors())
       if (!descriptors_.contains(number)) ADD_FAILURE() << "descriptor " << number << " is left open: " << what;
     for (const std::string& thread : Threads())

@@ -15,6 +15,12 @@
 
 namespace amem::world {
 
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
 void Tool::Run(const Asked& asked) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   std::vector<control::RankPlace> places;
@@ -38,7 +44,6 @@ void Tool::Run(const Asked& asked) {
 }
 
 Tool::Answered Tool::Ask(const Asked& asked) {
-  using Clock = std::chrono::steady_clock;
   const pid_t child = ::fork();
   if (child == 0) Run(asked);
   if (child < 0) std::abort();

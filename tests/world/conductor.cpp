@@ -210,13 +210,19 @@ void Conductor::RunBetweenLaunches() {
   End();
 }
 
+Tool::Answered Conductor::AskTool(const Asked& asked) {
+  Tool::Answered answered = tool_.Ask(asked);
+  if (!answered.fell.empty()) Found(answered.fell);
+  return answered;
+}
+
 void Conductor::StopOnce() {
   Sleep(std::chrono::milliseconds(Pick(60)));
   const bool hurried = Pick(4) == 0;
   Asked asked{.what = Pick(3) == 0 ? Asked::What::kPark : Asked::What::kPause,
               .deadline = hurried ? std::chrono::milliseconds(1 + Pick(40)) : settings_.CycleLimit()};
   if (Pick(4) == 0) asked.killed_after = std::chrono::milliseconds(1 + Pick(40));
-  const Tool::Answered answered = tool_.Ask(asked);
+  const Tool::Answered answered = AskTool(asked);
   if (Deaths(*page_) != 0) return;
   if (answered.killed) return AllAreBack();
   if (!answered.status.ok()) {
@@ -243,7 +249,7 @@ void Conductor::JudgeStop(const Status& failed, bool hurried) {
 // By a tool that is let alone, whatever one before it has left.
 void Conductor::AllAreBack() {
   for (int tries = 40; tries > 0; --tries) {
-    const Tool::Answered answered = tool_.Ask({.what = Asked::What::kResume, .deadline = settings_.CycleLimit()});
+    const Tool::Answered answered = AskTool({.what = Asked::What::kResume, .deadline = settings_.CycleLimit()});
     if (answered.status.ok() && !answered.killed) return AllGoOn();
     Trace("a resume from outside: " + answered.status.message());
     if (tries == 1) Found("all tries to resume from outside failed: " + answered.status.message());

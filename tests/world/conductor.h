@@ -23,6 +23,7 @@ class Conductor {
   void Sleep(std::chrono::milliseconds time);
   void AwaitAll(const char* what, std::chrono::milliseconds patience, const std::function<bool(std::size_t rank)>& done);
   void RunBetweenLaunches();
+  Tool::Answered AskTool(const Asked& asked);
   void StopOnce();
   void JudgeStop(const Status& failed, bool hurried);
   void AllAreBack();

@@ -22,7 +22,7 @@ constexpr char kHelp[] =
     "  --with X,..    what each world has: faults, absences, stops\n"
     "  --without X,.. shortages or starves: no world has that; names of actions that nobody takes; pinned: whose host memory "
     "nobody counts\n"
-    "  --lose WHAT    byte, range, thread or gate: is lost on purpose, and must be found\n"
+    "  --lose WHAT    byte, range, thread, gate or tool: is lost on purpose, and must be found\n"
     "  --late MS      that the machine may take besides a deadline; more where others work on it\n"
     "  --processes    ranks are processes, and some are killed\n"
     "  --between-launches  all are jobs that are stopped between launches, and not one in five\n"
@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
   const std::string with = given["with"], without = given["without"], lose = given["lose"], directory = given["directory"];
   const int rank = given.contains("rank") ? std::stoi(given["rank"]) : -1;
   if (help || found != -1 || optind != argc ||
-      !(lose.empty() || lose == "byte" || lose == "range" || lose == "thread" || lose == "gate")) {
+      !(lose.empty() || lose == "byte" || lose == "range" || lose == "thread" || lose == "gate" || lose == "tool")) {
     std::fputs(kHelp, help ? stdout : stderr);
     return help ? 0 : 1;
   }

@@ -39,7 +39,7 @@ struct Settings {
   std::filesystem::path directory;  // of the sockets, the journals and the world's memory; empty: the ranks are threads
   std::string with, without;        // Choose; and names of actions that nobody takes; "pinned": whose host memory nobody counts
   bool keep = false;                // the journals, if something is found
-  std::string lose;                 // "byte", "range", "thread" or "gate" is lost on purpose, which must be found
+  std::string lose;                 // "byte", "range", "thread", "gate" or "tool" is lost on purpose, which must be found
   static constexpr std::chrono::milliseconds kLate{3000 * kSlower};
   std::chrono::milliseconds late = kLate;  // what a machine may take besides a deadline; a hang lasts longer on any
 

@@ -1,5 +1,6 @@
 #include "tests/world/tool.h"
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -23,6 +24,7 @@ using Clock = std::chrono::steady_clock;
 
 void Tool::Run(const Asked& asked) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (settings_.lose == "tool") std::abort();
   std::vector<control::RankPlace> places;
   for (int rank = 0; rank < settings_.ranks; ++rank)
     if (!page_->dead[static_cast<std::size_t>(rank)])
@@ -44,13 +46,16 @@ void Tool::Run(const Asked& asked) {
 }
 
 Tool::Answered Tool::Ask(const Asked& asked) {
+  page_->tool.code = {};
+  page_->tool.text.front() = '\0';
   const pid_t child = ::fork();
   if (child == 0) Run(asked);
   if (child < 0) std::abort();
   const auto began = Clock::now();
   const auto most = asked.deadline + 2 * settings_.CallLimit();
   int status = 0;
-  for (bool killed = false; ::waitpid(child, &status, WNOHANG) == 0;) {
+  bool killed = false;
+  while (::waitpid(child, &status, WNOHANG) == 0) {
     look_();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (!killed && asked.killed_after.count() > 0 && Clock::now() - began > asked.killed_after) {
@@ -61,11 +66,13 @@ Tool::Answered Tool::Ask(const Asked& asked) {
     if (Clock::now() - began > most) {
       ::kill(child, SIGKILL);
       ::waitpid(child, &status, 0);
-      return {true, {Code::kTimeout, "the tool did not end"}};
+      return {true, {Code::kTimeout, "the tool did not end"}, {}};
     }
   }
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) return {true, {}};
-  return {false, {page_->tool.code.load(), page_->tool.text.data()}};
+  if (killed && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) return {true, {}, {}};
+  if (WIFSIGNALED(status)) return {false, {}, fmt::format("the tool was ended by signal {}", WTERMSIG(status))};
+  if (WEXITSTATUS(status) != 0) return {false, {}, fmt::format("the tool ended with exit code {}", WEXITSTATUS(status))};
+  return {false, {page_->tool.code.load(), page_->tool.text.data()}, {}};
 }
 
 }  // namespace amem::world

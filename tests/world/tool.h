@@ -25,8 +25,9 @@ class Tool {
   Tool(const Settings& settings, std::shared_ptr<Page> page, std::function<void()> look)
       : settings_(settings), page_(std::move(page)), look_(std::move(look)) {}
   struct Answered {
-    bool killed = false;
+    bool killed = false;  // on purpose, or because it did not end
     Status status;
+    std::string fell;  // how it ended without an answer, and nobody meant it to
   };
   Answered Ask(const Asked& asked);
 

@@ -29,7 +29,8 @@ struct Facts {
   JournalInfo info;
   State state;
   ReadReport report;
-  std::optional<Event> waits;  // the ballot in which it waits for other members, of NCCL's memory
+  Result<std::optional<Event>> waits =
+      std::optional<Event>();  // the ballot in which it waits for other members, of NCCL's memory
 };
 
 Json ToJson(const Facts& facts) {
@@ -94,25 +95,37 @@ void PrintText(Output& out, const Facts& facts) {
   Line(out, "kinds", Counts(facts.state));
   Line(out, "digest", Hex(Digest(facts.state)));
   if (facts.state.broken.empty()) Line(out, "broken", info.broken_reason);
-  if (facts.waits) Line(out, "waits", ToText(facts.waits->body));
+  if (!facts.waits)
+    Line(out, "waits", "unknown: " + facts.waits.status().message());
+  else if (*facts.waits)
+    Line(out, "waits", ToText((*facts.waits)->body));
   PrintLifecycleAndMemory(out, facts.state, HasEnded(info.status) ? "when it ended" : "now");
 }
 
-// What a member journals while it waits is followed by little: what is seen of those that it waits for.
-std::optional<Event> WaitAtTheEnd(JournalReader& reader, const JournalInfo& info) {
+// Whether the event is the end of a pause or resume of NCCL's memory.
+bool EndsCycle(const EventBody& body) {
+  if (const auto* const done = std::get_if<CycleDone>(&body)) return !done->pool;
+  const auto* const failed = std::get_if<CycleFailed>(&body);
+  return failed != nullptr && !failed->pool;
+}
+
+// What a member journals while it waits is followed by little: what is seen of those that it waits for. A session that has
+// ended waits for nobody.
+Result<std::optional<Event>> WaitAtTheEnd(JournalReader& reader, const JournalInfo& info) {
+  if (HasEnded(info.status)) return std::optional<Event>();
   constexpr std::uint64_t kLooked = 64;
   const SequenceNumber from{std::max(info.first.value, info.last.value - std::min(info.last.value, kLooked))};
   std::optional<Event> waits;
-  static_cast<void>(reader.Read(from, info.last, [&](const Event& event) {
+  const auto read = reader.Read(from, info.last, [&](const Event& event) {
     const auto* const shown = std::get_if<BallotShown>(&event.body);
     const bool waits_here = shown != nullptr && !shown->pool && shown->cause == agreement::Cause::kUndecided;
-    const bool ends = std::holds_alternative<CycleDone>(event.body) || std::holds_alternative<CycleFailed>(event.body);
     if (waits_here)
       waits = event;
-    else if (ends || (shown != nullptr && !shown->pool))
+    else if (EndsCycle(event.body) || (shown != nullptr && !shown->pool))
       waits.reset();
     return true;
-  }));
+  });
+  if (!read) return read.status();
   return waits;
 }
 
@@ -173,7 +186,9 @@ Row RowOf(const Facts& facts, const Looks& looks) {
              who.rank < 0 ? "-" : std::to_string(who.rank),
              std::to_string(facts.info.pid),
              Grouped(facts.info.events),
-             std::string(ToText(facts.state.lifecycle)) + (facts.waits ? ", waits" : ""),
+             std::string(ToText(facts.state.lifecycle)) + (!facts.waits   ? ", may wait"
+                                                           : *facts.waits ? ", waits"
+                                                                          : ""),
              HasEnded(facts.info.status) ? "-" : RoundedBytes(h.own_device_resident + h.pools_resident)};
   if (!looks.empty()) {
     const auto look = looks.find(facts.info.directory);

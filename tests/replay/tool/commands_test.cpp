@@ -1,5 +1,6 @@
 // The commands of amem-replay about whole jobs: replay, state, top, log -f, report, pack, completion, and why of damaged
 // journals.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -53,23 +54,34 @@ fs::path Commands::jobs_;
 // ---- ls
 // ----------------------------------------------------------------------------------------------------------------------
 
-TEST_F(Commands, ls_says_that_a_session_waits_for_others_on_a_board) {
-  const auto listed = [&](agreement::Cause last) {
+TEST_F(Commands, ls_says_that_a_living_session_waits_for_others_on_a_board) {
+  using agreement::Cause;
+  enum class Then : std::uint8_t { kNothing, kFails, kPoolIsPaused, kPoolFails, kCloses };
+  const auto listed = [&](Cause last, Then then) {
     std::uint64_t clock = 1'000'000'000;
     Story story(0x77, 0, &clock);
+    test::ScriptedPool pool(story, "kv");
     BallotShown shown{.cycle = 1, .board = 0xb0, .round = 1, .culprits = {SessionId{0x78}}, .members = 2, .yes = 1};
     shown.seats = {{.session = SessionId{0x78}, .rank = 1}};
     story.Then(shown);
     shown.cause = last;
     story.Then(shown);
-    const fs::path journal = scratch_ / std::string(ToText(last));
-    test::WriteJournal(story, journal);
+    if (then == Then::kFails) story.Then(CycleFailed{.cycle = 1});
+    if (then == Then::kPoolIsPaused) pool.Run(CycleKind::kPause);
+    if (then == Then::kPoolFails) story.Then(CycleFailed{.cycle = 1, .pool = pool.id()});
+    const fs::path journal = scratch_ / fmt::format("{}-{}", static_cast<int>(last), static_cast<int>(then));
+    const auto writer = test::BeginJournal(story, journal);
+    EXPECT_TRUE((then == Then::kCloses ? writer->Close() : writer->Flush()).ok());
     return Shell("$TOOL ls -v '" + journal.string() + "'; $TOOL ls '" + journal.string() + "'").out;
   };
-  const std::string waits = listed(agreement::Cause::kUndecided), has_waited = listed(agreement::Cause::kLate);
-  EXPECT_HAS(waits, "waits      ballot come of pause 1 waits for rank 1");
-  EXPECT_HAS(waits, "running, waits");
-  EXPECT_FALSE(Has(has_waited, "waits")) << has_waited;
+  for (const Then then : {Then::kNothing, Then::kPoolIsPaused, Then::kPoolFails}) {
+    const std::string waits = listed(Cause::kUndecided, then);
+    EXPECT_HAS(waits, "waits      ballot come of pause 1 waits for rank 1");
+    EXPECT_HAS(waits, "running, waits");
+  }
+  for (const std::string& waits_not : {listed(Cause::kLate, Then::kNothing), listed(Cause::kUndecided, Then::kFails),
+                                       listed(Cause::kUndecided, Then::kCloses)})
+    EXPECT_FALSE(Has(waits_not, "waits")) << waits_not;
 }
 
 // ---- replay ----------------------------------------------------------------------------------------------------------------

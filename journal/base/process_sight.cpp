@@ -222,7 +222,7 @@ Sight SeeThread(pid_t pid, pid_t thread, int pidfd) {
   if (const auto stat = thread == pid ? ReadProcessStat(pid) : ReadProcessStat(std::filesystem::path(directory))) {
     sight.state = StateText(stat->state);
     sight.where = WhereItIs(stat->state, process, directory);
-    if (stat->state == 'S' || stat->state == 'D') sight.where += CallersOfWait(directory);
+    if (!sight.where.empty() && (stat->state == 'S' || stat->state == 'D')) sight.where += CallersOfWait(directory);
   }
   return IfStill(pid, pidfd, std::move(sight));
 }

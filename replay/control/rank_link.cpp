@@ -213,9 +213,15 @@ std::string RankLink::DoingInDetail() const {
   const int process = connection_->process_fd();
   std::string doing = fmt::format("{}; its process is {}", look_.Doing(), text(SeeThread(pid, pid, process)));
   const std::span<const std::uint32_t> threads = look_.is.launches.threads;
-  for (const std::uint32_t thread : threads.first(std::min(threads.size(), kMostThreads)))
-    if (const auto other = static_cast<pid_t>(thread); other != pid)
-      doing += fmt::format("; its thread {}, which calls NCCL, is {}", other, text(SeeThread(pid, other, process)));
+  std::size_t told = 0;
+  for (const std::uint32_t thread : threads) {
+    const auto other = static_cast<pid_t>(thread);
+    if (other == pid || told == kMostThreads) continue;
+    const Sight sight = SeeThread(pid, other, process);
+    if (sight.state == "unknown") continue;  // it has ended, or a container numbers it otherwise than this program sees it
+    doing += fmt::format("; its thread {}, which calls NCCL, is {}", other, text(sight));
+    ++told;
+  }
   return doing + FromJournal(look_.process.directory);
 }
 

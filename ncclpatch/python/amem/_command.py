@@ -82,7 +82,7 @@ def run(arguments):
     while arguments and arguments[0] in RUN_OPTIONS:
         if arguments[0] == "--park-on":
             try:
-                park_on, flags, arguments = _guard.signals_named("".join(arguments[1:2])), {*flags, "--guard"}, arguments[2:]
+                park_on, flags, arguments = park_on | _guard.signals_named("".join(arguments[1:2])), {*flags, "--guard"}, arguments[2:]
             except ValueError as error:
                 return fail("run: --park-on: %s" % error, USAGE)
             continue

@@ -3,6 +3,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -268,6 +269,12 @@ class Command(unittest.TestCase):
             code, out, err = self.amem(*arguments)
             self.assertEqual((code, out), (wanted, ""), err)
             self.assertIn(word, err)
+
+    def test_signals_of_each_park_on_are_added_up(self):
+        with mock.patch.dict(os.environ, AMEM_ENABLE="0"), mock.patch.object(_command._why, "find", lambda _: "amem-replay"), \
+                mock.patch.object(_command._guard, "Guard") as guard, contextlib.redirect_stderr(io.StringIO()):
+            _command.run(["--park-on", "TERM", "--park-on", "USR1", "--", "true"])
+        self.assertEqual(guard.call_args.args[3], {signal.SIGTERM, signal.SIGUSR1})
 
     def test_each_of_its_commands_has_help(self):
         for arguments in (["run", "--help"], ["help", "run"], ["demo", "-h"], ["--help", "version"]):

@@ -25,6 +25,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 sys.dont_write_bytecode = True
 import freeze_job  # noqa: E402
+import rank_main  # noqa: E402
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SIZES = ((4 * KIB, 400), (1 * MIB, 400), (2 * MIB, 200), (20 * MIB, 100), (1 * GIB, 12))  # and how many are alive at once
@@ -164,7 +165,7 @@ def main():
                 turns[with_amem].append(measured(options, what, with_amem))
         told[what] = compared(turns[False], turns[True])
         print(f"{what}, stock and AMem: {json.dumps(told[what])}", flush=True)
-    line = json.dumps({"command": sys.argv, "turns": options.turns, **told})
+    line = json.dumps({"program": "allocation_costs", "command": rank_main.command(), **rank_main.gpus_here(), "turns": options.turns, **told})
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -1,7 +1,10 @@
-"""What the PyTorch jobs of this folder have in common: each rank runs a job under a time limit, and rank 0 reports it in one JSON line."""
+"""What the PyTorch jobs of this folder have in common: each rank runs a job under a time limit, and rank 0 reports it in one JSON line; and what a record
+says of where it was made."""
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 
 CLOSE = 32 << 20  # of an account to what the driver says
@@ -11,6 +14,22 @@ def device(rank):
     """The number of this rank's GPU; ranks share the GPUs where there are fewer, which NCCL allows from 2.30 on if it is asked to."""
     import torch
     return int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count()
+
+
+def gpus_here():
+    """{"gpu", "gpus", "driver"} of this machine, as nvidia-smi says; null where it does not."""
+    found = {"gpu": None, "gpus": None, "driver": None}
+    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError, ValueError):
+        ran = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=True)
+        lines = ran.stdout.strip().splitlines()
+        found["gpu"], found["driver"] = lines[0].split(", ")
+        found["gpus"] = len(lines)
+    return found
+
+
+def command():
+    """The command line of this program, without the folders of paths."""
+    return " ".join(word.rstrip("/").rpartition("/")[2] if word.startswith("/") else word for word in sys.argv)
 
 
 def used():

@@ -21,7 +21,7 @@ PROGRAMS = {"amem-gpu-bench": "benchmark", "torch_job": "PyTorch job", "suspend_
             "network_job": "simulated network card", "rollout_job": "rollouts", "tensors_job": "tags", "pools_bench": "tags", "sharing_job": "sharing", "program_job": "AMEM_SCOPE=all",
             "beside_job": "another process beside it", "guards": "guards at memory", "walk": "walk through the driver", "prove_job": "failures planted in proofs",
             "frameworks_job": "adapters on stand-ins for their projects", "signals_job": "signals to paused and frozen jobs", "unmodified_job": "stops between launches",
-            "unmodified_costs": "stops between launches", "unmodified_kills": "stops between launches"}
+            "allocation_costs": "AMEM_SCOPE=all", "unmodified_costs": "stops between launches", "unmodified_kills": "stops between launches"}
 NCCL_KEYS = ("nccl", "nccl_version", "version")
 
 

@@ -40,7 +40,8 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
-import unmodified_kinds  # noqa: E402  # beside this file
+import rank_main  # noqa: E402  # beside this file
+import unmodified_kinds  # noqa: E402
 
 KINDS = ("ddp", "no_sync", "fsdp2", "tp", "fsdp2_tp", "pipeline", "all_to_all", "gan", "checkpoint", "gloo", "graph", "graph_all", "alone")
 EVERY = unmodified_kinds.EVERY
@@ -80,13 +81,9 @@ def left(options):
 
 
 def machine(options):
-    """What a record says of where it was made; what cannot be found is null."""
-    found = {"gpu": None, "gpus": None, "driver": None, "nccl_version": None, "torch": None, "ranks_share_gpu": options.share_gpu, "imitated": options.imitate or None}
-    with contextlib.suppress(OSError, subprocess.SubprocessError, IndexError, ValueError):
-        ran = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=True)
-        lines = ran.stdout.strip().splitlines()
-        found["gpu"], found["driver"] = lines[0].split(", ")
-        found["gpus"] = len(lines)
+    """What a record says of how and where it was made; what cannot be found is null."""
+    found = {"command": rank_main.command(), **rank_main.gpus_here(), "nccl_version": None, "torch": None, "ranks_share_gpu": options.share_gpu,
+             "imitated": options.imitate or None}
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         found["torch"] = importlib.metadata.version("torch")
     with contextlib.suppress(OSError):  # by another process, so that none of this one's children inherits a driver

@@ -21,6 +21,8 @@ class UnmodifiedJob(unittest.TestCase):
         answer = json.loads(ran.stdout.splitlines()[-1])
         kinds = {one["kind"]: one for one in answer["kinds"]}
         self.assertFalse(answer["ok"])
+        self.assertTrue(answer["command"].startswith("unmodified_job.py --imitate stand-ins --library libamem_nccl.so --tool amem-replay "), answer["command"])
+        self.assertIn("driver", answer)
         self.assertIn("was to end here", " ".join(kinds["falls"]["problems"]))
         self.assertIn("rank 1 has made 33 of 34 launches", " ".join(kinds["hangs"]["problems"]))
         self.assertIn("losses differ from step 7 on", " ".join(kinds["differs"]["problems"]))
@@ -36,6 +38,19 @@ class UnmodifiedJob(unittest.TestCase):
                               "--kinds", "reduce", "--time-limit", "20"], capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual(ran.returncode, 1, ran.stdout + ran.stderr)
         self.assertIn("no time left", ran.stdout)
+
+
+class SignalsJob(unittest.TestCase):
+    """signals_job.py, whose trials are guard_test.py's."""
+
+    def test_ends_of_the_tool_that_all_came_too_late_show_nothing(self):
+        os.environ.setdefault("AMEM_REPLAY", TOOL)
+        import signals_job
+        trial = {"state": "pause", "ending": "the tool", "seed": 1, "ok": True}
+        report = {"trials": [{**trial, "ending": "SIGINT", "waited": True}], "left_out": 0, "left": {"grown_mib": [], "processes": 0}, "xids": {"seen": []}}
+        for at_work, wrong in ((0, ["no tool was ended in a pause, but only after it"]), (1, [])):
+            trials = [{**trial, "tool_had_ended": number >= at_work} for number in range(signals_job.ENOUGH)]
+            self.assertEqual(signals_job.judged({**report, "trials": report["trials"] + trials})["wrong"], wrong)
 
 
 if __name__ == "__main__":

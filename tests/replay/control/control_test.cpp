@@ -1,10 +1,13 @@
 // Requests from outside, between processes.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <optional>
 #include <random>
@@ -82,6 +85,29 @@ TEST(Control, a_step_that_is_named_is_kept_and_one_that_has_passed_is_refused) {
   EXPECT_EQ(passed.code(), Code::kRefused);
   EXPECT_TRUE(Has(passed.message(), "choose a later one")) << passed.message();
   EXPECT_TRUE(ranks.AllGoOn());
+}
+
+// Any thread of the process with that number, but its first.
+std::uint32_t OtherThreadOf(pid_t pid) {
+  for (const auto& entry : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid)))
+    if (const int thread = std::atoi(entry.path().filename().c_str()); thread != pid) return static_cast<std::uint32_t>(thread);
+  return 0;
+}
+
+TEST(Control, threads_that_call_nccl_are_told_of_if_they_can_be_seen) {
+  Ranks ranks(1);
+  ASSERT_TRUE(Ranks::Becomes([&] { return ranks[0].steps > 0; }));
+  const std::uint32_t thread = OtherThreadOf(ranks.pid(0));
+  ASSERT_NE(thread, 0U);
+  ranks[0].launches_by = thread;
+  Result<JobControl> job = ranks.Open();
+  ASSERT_TRUE(job.ok());
+  AskOptions options{.deadline = kShort, .at_step = {}, .may_pause = {}};
+  options.where = Where::kBetweenLaunches;
+  const Status late = job->Pause(options);
+  EXPECT_EQ(late.code(), Code::kTimeout);
+  EXPECT_TRUE(Has(late.message(), fmt::format("its thread {}, which calls NCCL, is ", thread))) << late.message();
+  EXPECT_FALSE(Has(late.message(), "is unknown")) << late.message();
 }
 
 TEST(Control, a_rank_that_does_not_come_costs_nobody_anything_and_is_named) {

@@ -46,10 +46,15 @@ class Numbers final : public Actions {
     if (std::holds_alternative<SafepointReached>(event)) ++words_.reached;
     if (const auto* ended = std::get_if<RequestEnded>(&event)) ++(ended->code == Code::kOk ? words_.ended : words_.failed);
   }
-  agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder&) override { return {.why_not = kNoLaunches}; }
+  agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) override {
+    const std::uint32_t thread = words_.launches_by;
+    if (thread == 0) return {.why_not = kNoLaunches};
+    constexpr std::uint32_t kNobodys = 1;  // as a container may number the main thread
+    return {.version = order.version, .inside = "ncclAllReduce", .threads = {kNobodys, thread}};
+  }
   void LetLaunchesGo() override {}
   Status AwaitLaunches() override { return {}; }
-  std::string WhyLaunchesCannotBeHeld() override { return kNoLaunches; }
+  std::string WhyLaunchesCannotBeHeld() override { return words_.launches_by == 0 ? kNoLaunches : ""; }
   Result<Standing> Ask(SessionId rank) override { return StandingOf(sockets_, rank); }
   // Fails on all ranks, as NCCL's pause does, when one of them fails or does not come.
   Status Together(Fails fails, std::atomic<std::uint64_t>& counter) {

@@ -34,7 +34,7 @@ import guard_test  # noqa: E402
 
 CLOSE = 64 << 20  # bytes of a GPU that may differ between two moments without a program
 LONGEST = {"freeze": 4.0, "pause": 0.2}  # seconds after the tool's start: on an H200 a third of the moments find it at work
-STAND_INS_LONGEST = 0.8  # likewise on the stand-ins
+STAND_INS_LONGEST = 0.2  # likewise on the stand-ins, which are faster at a freeze
 ENOUGH = 5  # ends of the tool, of which one must find it at work
 ENDINGS = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT, "the tool": signal.SIGKILL}
 SECONDS = 40  # for a job to end or to train on

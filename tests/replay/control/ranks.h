@@ -34,7 +34,7 @@ struct RankWords {
   std::atomic<bool> away{false};       // makes no safe points meanwhile
   std::atomic<bool> own_pause{false};  // its program is to pause, as long as this holds
   std::atomic<bool> makes_no_safepoints{false};
-  std::atomic<std::uint32_t> launches_by{0};  // a thread of it that is inside a launch of NCCL's; 0: it launches nothing
+  std::atomic<std::uint32_t> launches_by{0};   // a thread of it that is inside a launch of NCCL's; 0: it launches nothing
   std::atomic<bool> forks{false};              // a child that lives on when it ends, as workers that load data do
   std::atomic<bool> safepoints_inside{false};  // of its own pause, too
   std::atomic<std::uint32_t> fails{0};         // Fails, of the next call

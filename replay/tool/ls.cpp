@@ -29,8 +29,8 @@ struct Facts {
   JournalInfo info;
   State state;
   ReadReport report;
-  Result<std::optional<Event>> waits =
-      std::optional<Event>();  // the ballot in which it waits for other members, of NCCL's memory
+  // The ballot in which it waits for other members, of NCCL's memory; of a session that may have ended, in which it waited.
+  Result<std::optional<Event>> waits = std::optional<Event>();
 };
 
 Json ToJson(const Facts& facts) {
@@ -98,7 +98,7 @@ void PrintText(Output& out, const Facts& facts) {
   if (!facts.waits)
     Line(out, "waits", "unknown: " + facts.waits.status().message());
   else if (*facts.waits)
-    Line(out, "waits", ToText((*facts.waits)->body));
+    Line(out, info.status == SessionStatus::kLive ? "waits" : "may wait", ToText((*facts.waits)->body));
   PrintLifecycleAndMemory(out, facts.state, HasEnded(info.status) ? "when it ended" : "now");
 }
 
@@ -176,6 +176,11 @@ Looks AskLiving(const std::vector<std::filesystem::path>& sessions) {
   return looks;
 }
 
+std::string Waiting(const Facts& facts) {
+  if (facts.waits && !*facts.waits) return "";
+  return facts.waits && facts.info.status == SessionStatus::kLive ? ", waits" : ", may wait";
+}
+
 using Row = std::vector<std::string>;
 
 Row RowOf(const Facts& facts, const Looks& looks) {
@@ -186,9 +191,7 @@ Row RowOf(const Facts& facts, const Looks& looks) {
              who.rank < 0 ? "-" : std::to_string(who.rank),
              std::to_string(facts.info.pid),
              Grouped(facts.info.events),
-             std::string(ToText(facts.state.lifecycle)) + (!facts.waits   ? ", may wait"
-                                                           : *facts.waits ? ", waits"
-                                                                          : ""),
+             std::string(ToText(facts.state.lifecycle)) + Waiting(facts),
              HasEnded(facts.info.status) ? "-" : RoundedBytes(h.own_device_resident + h.pools_resident)};
   if (!looks.empty()) {
     const auto look = looks.find(facts.info.directory);

@@ -15,6 +15,11 @@
 #include "tests/world/findings.h"
 
 namespace amem::world {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
 
 namespace {
 

@@ -21,12 +21,6 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-}  // namespace
-
 void Tool::Run(const Asked& asked) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (settings_.lose == "tool") std::abort();

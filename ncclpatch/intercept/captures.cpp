@@ -7,12 +7,16 @@ namespace amem::intercept {
 namespace {
 
 // All versions have the status second; the later ones only say more of the graph. Edges have a type since CUDA 12.3.
-const void* GraphIn() { return nullptr; }
-const void* GraphIn(const cuuint64_t*) { return nullptr; }
-const void* GraphIn(const cuuint64_t*, const CUgraph* graph, auto...) { return graph == nullptr ? nullptr : *graph; }
+void Note() { nccl::launches::NoteCapture(true); }
+void Note(const cuuint64_t*) { nccl::launches::NoteCapture(true); }
+void Note(const cuuint64_t* id, const CUgraph* graph, auto...) {
+  nccl::launches::NoteCapture(true, graph == nullptr ? nullptr : *graph, id == nullptr ? 0 : *id);
+}
 constexpr auto kAsked = [](CUresult result, CUstream, CUstreamCaptureStatus* status, auto... rest) {
-  const bool captures = result == CUDA_SUCCESS && status != nullptr && *status != CU_STREAM_CAPTURE_STATUS_NONE;
-  nccl::launches::NoteCapture(captures, captures ? GraphIn(rest...) : nullptr);
+  if (result != CUDA_SUCCESS || status == nullptr || *status == CU_STREAM_CAPTURE_STATUS_NONE)
+    return nccl::launches::NoteCapture(false);
+  if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return nccl::launches::NoteCapture(true);  // the driver says no more then
+  Note(rest...);
 };
 template <class F, Text Exported, int since, int before>
 struct CaptureInfo : Then<kAsked, F, "cuStreamGetCaptureInfo", Exported> {

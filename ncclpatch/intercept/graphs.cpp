@@ -24,22 +24,26 @@ unsigned long long FlagsOf(unsigned long long flags) { return flags; }
 unsigned long long FlagsOf(const Parameters* with) { return with == nullptr ? 0 : with->flags; }
 unsigned long long FlagsOf(const CUgraphNode*, const char*, std::size_t) { return 0; }
 
+constexpr auto kGraphCreated = [](CUresult result, const CUgraph* graph, unsigned) {
+  if (result == CUDA_SUCCESS) graphs::Created(*graph);
+};
 constexpr auto kMade = [](CUresult result, const CUgraphExec* made, CUgraph graph, auto... how) {
-  if (result != CUDA_SUCCESS) return;
-  if ((FlagsOf(how...) & kByTheDevice) != 0) graphs::Lost(graph);
-  graphs::Instantiated(*made, graph);
+  if (result == CUDA_SUCCESS) graphs::Instantiated(*made, graph, (FlagsOf(how...) & kByTheDevice) != 0);
 };
 constexpr auto kMadeAnew = [](CUresult result, CUgraphExec made, CUgraph graph, auto...) {
-  if (result == CUDA_SUCCESS) graphs::Instantiated(made, graph);
+  if (result == CUDA_SUCCESS) graphs::Updated(made, graph);
 };
 constexpr auto kCloned = [](CUresult result, const CUgraph* clone, CUgraph graph) {
-  if (result == CUDA_SUCCESS) graphs::Copied(*clone, graph);
+  if (result == CUDA_SUCCESS) graphs::Cloned(*clone, graph);
 };
 constexpr auto kAdded = [](CUresult result, CUgraphNode*, CUgraph graph, const CUgraphNode*, std::size_t, CUgraph child) {
-  if (result == CUDA_SUCCESS) graphs::Copied(graph, child);
+  if (result == CUDA_SUCCESS) graphs::Added(graph, child);
 };
+CUgraph PartIn(const NodeParameters* node) {
+  return node != nullptr && node->type == CU_GRAPH_NODE_TYPE_GRAPH ? node->child : nullptr;
+}
 void AddNode(CUgraph graph, const NodeParameters* node) {
-  if (node != nullptr && node->type == CU_GRAPH_NODE_TYPE_GRAPH) graphs::Copied(graph, node->child);
+  if (const CUgraph part = PartIn(node)) graphs::Added(graph, part);
 }
 constexpr auto kNodeAdded = [](CUresult result, CUgraphNode*, CUgraph graph, const CUgraphNode*, std::size_t,
                                const NodeParameters* node) {
@@ -49,9 +53,21 @@ constexpr auto kNodeAddedAfter = [](CUresult result, CUgraphNode*, CUgraph graph
                                     const NodeParameters* node) {
   if (result == CUDA_SUCCESS) AddNode(graph, node);
 };
+// Which graph a node is in, the driver does not say. Also after a failure, which may have changed something.
+constexpr auto kPartGiven = [](CUresult, CUgraphNode, auto) { graphs::PartGiven(); };
+constexpr auto kNodeEdited = [](CUresult, CUgraphNode, auto...) { graphs::NodeEdited(); };
+constexpr auto kNodeReplaced = [](CUresult, CUgraphNode, const NodeParameters* node) {
+  graphs::NodeEdited();
+  graphs::Lost(PartIn(node), graphs::kEdited);
+};
+constexpr auto kMadeEdited = [](CUresult, CUgraphExec made, CUgraphNode, auto) { graphs::Lost(made, graphs::kEdited); };
+constexpr auto kMadeReplaced = [](CUresult, CUgraphExec made, CUgraphNode, const NodeParameters* node) {
+  graphs::Lost(made, graphs::kEdited);
+  graphs::Lost(PartIn(node), graphs::kEdited);
+};
 constexpr auto kChildChanged = [](CUresult, CUgraphExec made, CUgraphNode, CUgraph child) {
-  graphs::Lost(made);
-  graphs::Lost(child);
+  graphs::Lost(made, graphs::kEdited);
+  graphs::Lost(child, graphs::kEdited);
 };
 // The driver's part is over when it answers: handles may be another graph's then.
 template <class Handle, Text Name>
@@ -67,15 +83,17 @@ struct Launch : Named<"cuGraphLaunch"> {
     static const auto of_thread = reinterpret_cast<void*>(hook::DriverFunction<decltype(cuGraphLaunch)>("cuGraphLaunch_ptsz"));
     static const auto asks = AMEM_DRIVER(cuStreamIsCapturing);
     const bool is_own = stream == nullptr && reinterpret_cast<void*>(real) == of_thread;
-    const std::vector<nccl::launches::Launched> launched = graphs::LaunchesOf(made, is_own ? CU_STREAM_PER_THREAD : stream);
+    const CUstream on = is_own ? CU_STREAM_PER_THREAD : stream;
+    const std::vector<nccl::launches::Launched> launched = graphs::LaunchesOf(made, on);
     if (launched.empty()) return real(made, stream);
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    const bool answered = asks != nullptr && asks(stream, &status) == CUDA_SUCCESS;  // else the launch itself is refused
-    if (asks == nullptr || (answered && status != CU_STREAM_CAPTURE_STATUS_NONE)) {
-      graphs::Lost(made);
-      return real(made, stream);
-    }
+    const bool answered = asks != nullptr && asks(on, &status) == CUDA_SUCCESS;
     CUresult result = CUDA_SUCCESS;
+    if (!answered || status != CU_STREAM_CAPTURE_STATUS_NONE) {  // where it cannot be asked, the launch is refused as well
+      result = real(made, stream);
+      if (answered || result == CUDA_SUCCESS) graphs::Lost(made, answered ? graphs::kLaunchedIn : graphs::kUnclear);
+      return result;
+    }
     const auto launch = [&]() noexcept {
       result = real(made, stream);
       return result == CUDA_SUCCESS ? nccl::kSuccess : nccl::kInvalidUsage;
@@ -100,13 +118,31 @@ using AddNodeV1 = AtVersion<kNodeAdded, CUresult(CUgraphNode*, CUgraph, const CU
 using AddNodeV2 =
     AtVersion<kNodeAddedAfter, CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, const void*, std::size_t, NodeParameters*),
               "cuGraphAddNode", "cuGraphAddNode_v2", 12030, replacements::kNoBound>;
+template <auto done, class F, Text Name, Text Later, int later>
+using Before = AtVersion<done, F, Name, Name, replacements::kFirst, later>;
+template <auto done, class F, Text Name, Text Later, int later>
+using Since = AtVersion<done, F, Name, Later, later, replacements::kNoBound>;
+// The parameters of later versions are others; they are not read here.
+template <template <auto, class, Text, Text, int> class When>
+using EditKernel =
+    When<kNodeEdited, CUresult(CUgraphNode, const void*), "cuGraphKernelNodeSetParams", "cuGraphKernelNodeSetParams_v2", 12000>;
+template <template <auto, class, Text, Text, int> class When>
+using EditMadeKernel = When<kMadeEdited, CUresult(CUgraphExec, CUgraphNode, const void*), "cuGraphExecKernelNodeSetParams",
+                            "cuGraphExecKernelNodeSetParams_v2", 12000>;
 
 }  // namespace
 
 std::span<const replacements::Replacement> GraphsOfOthers() {
   return replacements::Table<
-      MakeV1, MakeV2, MakeWithFlags, Then<kMade, CUresult(CUgraphExec*, CUgraph, Parameters*), "cuGraphInstantiateWithParams">,
-      UpdateV1, UpdateV2, Then<kCloned, CUresult(CUgraph*, CUgraph), "cuGraphClone">,
+      Then<kGraphCreated, CUresult(CUgraph*, unsigned), "cuGraphCreate">, EditKernel<Before>, EditKernel<Since>,
+      EditMadeKernel<Before>, EditMadeKernel<Since>,
+      Then<kPartGiven, CUresult(CUgraphNode, CUgraph*), "cuGraphChildGraphNodeGetGraph">,
+      Then<kNodeEdited, CUresult(CUgraphNode), "cuGraphDestroyNode">,
+      Then<kNodeReplaced, CUresult(CUgraphNode, NodeParameters*), "cuGraphNodeSetParams">,
+      Then<kMadeReplaced, CUresult(CUgraphExec, CUgraphNode, NodeParameters*), "cuGraphExecNodeSetParams">,
+      Then<kMadeEdited, CUresult(CUgraphExec, CUgraphNode, unsigned), "cuGraphNodeSetEnabled">, MakeV1, MakeV2, MakeWithFlags,
+      Then<kMade, CUresult(CUgraphExec*, CUgraph, Parameters*), "cuGraphInstantiateWithParams">, UpdateV1, UpdateV2,
+      Then<kCloned, CUresult(CUgraph*, CUgraph), "cuGraphClone">,
       Then<kAdded, CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, std::size_t, CUgraph), "cuGraphAddChildGraphNode">,
       AddNodeV1, AddNodeV2,
       Then<kChildChanged, CUresult(CUgraphExec, CUgraphNode, CUgraph), "cuGraphExecChildGraphNodeSetParams">,

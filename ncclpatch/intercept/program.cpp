@@ -234,6 +234,18 @@ class Captures {
     return ask != nullptr && ask(IsThreads(stream) ? CU_STREAM_PER_THREAD : stream, &status) == CUDA_SUCCESS &&
            status != CU_STREAM_CAPTURE_STATUS_NONE;
   }
+  // Of the capture, which no other of the process has. 0: the driver does not say it, as of one that is broken.
+  static cuuint64_t NumberOn(CUstream stream) {
+    using Ask = CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*);
+    static const auto ask = hook::DriverFunction<Ask>("cuStreamGetCaptureInfo_v2");
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    cuuint64_t number = 0;
+    const CUstream on = IsThreads(stream) ? CU_STREAM_PER_THREAD : stream;
+    return ask != nullptr && ask(on, &status, &number, nullptr, nullptr, nullptr) == CUDA_SUCCESS &&
+                   status == CU_STREAM_CAPTURE_STATUS_ACTIVE
+               ? number
+               : 0;
+  }
 
  private:
   std::atomic<bool> any_{false};  // captures, or what waits for their end
@@ -383,12 +395,34 @@ using BeginCapture = BeginsCapture<"cuStreamBeginCapture", "cuStreamBeginCapture
 using BeginCaptureToGraph =
     BeginsCapture<"cuStreamBeginCaptureToGraph", "cuStreamBeginCaptureToGraph",
                   CUresult(CUstream, CUgraph, const CUgraphNode*, const CUgraphEdgeData*, size_t, CUstreamCaptureMode)>;
-constexpr auto kCaptureEnded = [](CUresult result, CUstream stream, auto) {
-  if (result == CUDA_SUCCESS || !Captures::IsCaptured(stream)) Forever<Captures>().End(stream);
+struct EndCapture : Named<"cuStreamEndCapture"> {
+  static CUresult Call(CUresult (*real)(CUstream, CUgraph*), CUstream stream, CUgraph* graph) {
+    const bool is_followed = TakesAll() && Captures::IsCaptured(stream);
+    const cuuint64_t capture = is_followed ? Captures::NumberOn(stream) : 0;
+    const CUresult result = real(stream, graph);
+    if (result != CUDA_SUCCESS && Captures::IsCaptured(stream)) return result;
+    Forever<Captures>().End(stream);
+    if (!is_followed) return result;
+    const bool has_graph = result == CUDA_SUCCESS && graph != nullptr && *graph != nullptr;
+    has_graph ? nccl::launches::graphs::CaptureEnded(*graph, capture) : nccl::launches::graphs::CaptureFailed(capture);
+    return result;
+  }
 };
+// Of a stream that AMem waits for in a stop. The question must not break another thread's capture.
+bool IsDone(CUstream stream) {
+  static const auto exchange = AMEM_DRIVER(cuThreadExchangeStreamCaptureMode);
+  static const auto query = AMEM_DRIVER(cuStreamQuery);
+  if (exchange == nullptr || query == nullptr || Captures::IsCaptured(stream)) return false;
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  if (exchange(&mode) != CUDA_SUCCESS) return false;
+  const CUresult result = query(stream);
+  exchange(&mode);
+  return result == CUDA_SUCCESS;
+}
 struct StreamDestroy : Named<"cuStreamDestroy", "cuStreamDestroy_v2"> {
   static CUresult Call(CUresult (*real)(CUstream), CUstream stream) {
     Forever<Captures>().End(stream);
+    if (nccl::launches::IsAwaited(stream)) nccl::launches::StreamEnds(stream, IsDone(stream));
     return real(stream);
   }
 };
@@ -399,8 +433,8 @@ struct StreamDestroy : Named<"cuStreamDestroy", "cuStreamDestroy_v2"> {
 std::span<const replacements::Replacement> TaggedReplacements() {
   using namespace program;
   return replacements::Table<program::MemAlloc, program::MemFree, AddressRange, PointerAttribute,
-                             AMEM_THEN(kAttributesGot, cuPointerGetAttributes), BeginCapture, BeginCaptureToGraph,
-                             AMEM_THEN(kCaptureEnded, cuStreamEndCapture), StreamDestroy, program::MemFreeAsync>();
+                             AMEM_THEN(kAttributesGot, cuPointerGetAttributes), BeginCapture, BeginCaptureToGraph, EndCapture,
+                             StreamDestroy, program::MemFreeAsync>();
 }
 std::span<const replacements::Replacement> ProgramReplacements() {
   using namespace program;

@@ -32,8 +32,14 @@ struct CapturedLaunch {
   std::int32_t peer = -1;
 };
 struct Captured {
+  enum class Kind : std::uint8_t { kGraph, kMade, kByTheDevice };  // kByTheDevice: made so that the device may launch it
   std::vector<CapturedLaunch> launches;
-  bool instantiated = false;  // what was made of it is known
+  // What was made of it is known, or what was made of a clone of it, with which it has this in common.
+  std::shared_ptr<bool> instantiated = std::make_shared<bool>(false);
+  std::uint64_t capture = 0;  // the capture by which it was filled; 0: by none, or it is a clone
+  bool is_open = false;       // that capture goes on
+  bool has_parts = false;     // graphs of their own, in it
+  Kind kind = Kind::kGraph;
 };
 struct All {
   std::mutex mutex;

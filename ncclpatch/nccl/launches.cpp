@@ -23,6 +23,7 @@ using agreement::Launcher;
 constexpr std::size_t kEndedKept = 64;  // communicators whose other ranks may still have them
 
 const Stream kStreamOfThread = reinterpret_cast<Stream>(2);  // cudaStreamPerThread
+const Stream kNoStream = const_cast<char*>("none");
 
 void Learn(Counted& counted, const Communicator& known) {
   counted.clock = known.clock;
@@ -114,7 +115,6 @@ void CountClosed(All& all, std::span<const Launched> launched) {
       agreement::Launched(launcher, {&clock, 1}, all.gate.targets);
     }
     CountOne(one);
-    if (one.counted != nullptr && one.on_stream) AddStream(*one.counted, one.stream);
   }
 }
 
@@ -245,18 +245,38 @@ void CannotCount(const ncclComm* address, const char* call) noexcept {
 
 void WrittenLater() noexcept { g_written_later.store(true); }
 
-void NoteCapture(bool captures, const void* graph) noexcept {
+void NoteCapture(bool captures, const void* graph, std::uint64_t id) noexcept {
   g_captures_seen.store(true, std::memory_order_relaxed);
   if (!captures) return;
-  if (graph != nullptr) t_launches.captures_into = graph;
-  if (t_launches.launching)
-    t_launches.captures = true;
-  else  // a thread of NCCL's, which launches for a communicator that does not block
-    g_captured_somewhere.store(true);
+  // Else a thread of NCCL's, which launches for a communicator that does not block.
+  if (!t_launches.launching) return g_captured_somewhere.store(true);
+  Capture& seen = t_launches.capture;
+  seen.captures = true;
+  if (graph == nullptr) return;
+  seen.several = seen.several || (seen.graph != nullptr && (seen.graph != graph || seen.id != id));
+  seen.graph = graph;
+  seen.id = id;
 }
 
-void NoteStream(Counted& counted, Stream stream) noexcept {
-  Locked([&](All&) { AddStream(counted, stream); });
+bool IsAwaited(Stream stream) noexcept {
+  bool is = false;
+  Locked([&](All& all) {
+    is = std::ranges::any_of(all.by_id, [&](const auto& one) {
+      return std::ranges::find(one.second->streams, stream) != one.second->streams.end();
+    });
+  });
+  return is;
+}
+
+void StreamEnds(Stream stream, bool is_done) noexcept {
+  Locked([&](All& all) {
+    for (const auto& [id, counted] : all.by_id) {
+      if (std::erase(counted->streams, stream) == 0) continue;
+      if (!is_done) counted->unawaited.store("on a stream that was destroyed before it was seen to be done");
+      Stream last = stream;  // another may get its handle, and is to be waited for
+      counted->last_stream.compare_exchange_strong(last, kNoStream);
+    }
+  });
 }
 
 // ---- calls
@@ -311,12 +331,23 @@ void Undo(std::span<const Launched> launched) noexcept {
     if (one.counted != nullptr && one.counted->life.load() == Life::kLives) AddTo(one, -1);
 }
 
+// All that a group launches on one communicator goes into one graph or into none: NCCL sees to it.
+static Capture CaptureOf(const Launched& one, std::span<const Launched> launched, const Capture& seen) noexcept {
+  const auto is_on = [&](const Launched& other) { return other.counted == one.counted; };
+  const auto known =
+      std::ranges::find_if(launched, [&](const Launched& other) { return other.capture.captures && is_on(other); });
+  if (known != launched.end()) return known->capture;
+  return std::ranges::all_of(launched, is_on) ? seen : Capture{.captures = seen.captures};
+}
+
 void AfterLaunch(std::span<const Launched> launched, int result) noexcept {
-  const void* const graph = std::exchange(t_launches.captures_into, nullptr);
-  const bool captured = std::exchange(t_launches.captures, false) && !(Accepted(result) && graphs::Remember(graph, launched));
+  const Capture seen = std::exchange(t_launches.capture, {});
   for (const Launched& one : launched) {
     if (one.counted == nullptr) continue;
-    if (captured) one.counted->captured.store(true);
+    const Capture capture = CaptureOf(one, launched, seen);
+    if (!capture.captures && one.on_stream) Locked([&](All&) { AddStream(*one.counted, one.stream); });
+    if (capture.captures && !(Accepted(result) && graphs::Remember(one, capture)))
+      one.counted->captured.store(graphs::kNotFollowed);
     if (result == kInProgress) one.counted->background.Begin();
   }
   if (!Accepted(result)) Undo(launched);

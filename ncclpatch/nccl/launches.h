@@ -74,7 +74,7 @@ struct Counted {
   std::vector<Count> pairs;                     // once the number of ranks is known: to each, then from each
   std::atomic<const char*> uncounted{nullptr};  // a call whose launches this cannot see
   Background background;
-  std::atomic<bool> captured{false};
+  std::atomic<const char*> captured{nullptr};  // why some graph's launches on it are not counted
   std::atomic<Life> life{Life::kLives};
   // Whose group ends it, or what stands for the background; null: nobody's any more, so its kernels have ended as well.
   std::atomic<const void*> still_ends{nullptr};
@@ -87,12 +87,20 @@ struct Counted {
 };
 
 enum class Shape : std::uint8_t { kCollective, kSend, kReceive, kNothing };  // kNothing: a call that needs it to live
+// What NCCL was told when it asked whether a stream is captured, during one call.
+struct Capture {
+  bool captures = false;
+  bool several = false;         // into different graphs
+  const void* graph = nullptr;  // null: NCCL did not ask for it
+  std::uint64_t id = 0;         // of the capture, which no other of the process has; 0: not asked for
+};
 struct Launched {
   Counted* counted = nullptr;  // null: of a communicator that is not known
   Shape shape{};
   std::int32_t peer = -1;
   Stream stream = nullptr;
   bool on_stream = true;  // else the host alone waits for the other ranks
+  Capture capture;        // in a group: as NCCL was told in the call; it asks once for each stream of a communicator
 };
 
 // ---- what the registry knows, as it learns it
@@ -115,7 +123,11 @@ void CannotCount(const ncclComm* address, const char* call) noexcept;
 void WrittenLater() noexcept;
 // The program captures what this thread launches into a graph (CapturesSeen: NCCL asks before each launch, and its question is
 // seen).
-void NoteCapture(bool captures, const void* graph = nullptr) noexcept;
+void NoteCapture(bool captures, const void* graph = nullptr, std::uint64_t id = 0) noexcept;
+// Whether a launch that counts is on that stream, so that it is waited for.
+bool IsAwaited(Stream stream) noexcept;
+// The program destroys it. What still runs there can be waited for no more.
+void StreamEnds(Stream stream, bool is_done) noexcept;
 
 // ---- calls
 
@@ -126,10 +138,9 @@ struct ThreadState {
   };
   std::uint64_t generation = 0;  // of `found`
   Found found[4];
-  Place* place = nullptr;               // this thread's, in the list of threads
-  bool launching = false;               // inside a call that is counted: what NCCL calls then is not the program's
-  bool captures = false;                // what it launched was captured
-  const void* captures_into = nullptr;  // the graph, if NCCL asked for it
+  Place* place = nullptr;  // this thread's, in the list of threads
+  bool launching = false;  // inside a call that is counted: what NCCL calls then is not the program's
+  Capture capture;         // of what that call launches
 };
 extern constinit thread_local ThreadState t_launches;
 extern constinit std::atomic<bool> g_closed;
@@ -150,7 +161,6 @@ enum class Entered : std::uint8_t { kCounted, kRefused, kWithEnding };
 // Closed gate: waits until the launch is allowed, and counts it.
 Entered EnterClosed(const char* call, std::span<const Launched> launched, Made made) noexcept;
 void LeftWithEnding(std::span<const Launched> launched) noexcept;
-void NoteStream(Counted& counted, Stream stream) noexcept;
 void Undo(std::span<const Launched> launched) noexcept;
 void AfterLaunch(std::span<const Launched> launched, int result) noexcept;  // what is not the ordinary case
 
@@ -169,6 +179,10 @@ inline void AddTo(const Launched& one, std::int64_t some) noexcept {
 }
 inline void CountOne(const Launched& one) noexcept { one.counted == nullptr ? CannotCount(nullptr, nullptr) : AddTo(one, 1); }
 
+inline bool IsOnLastStream(const Launched& one) noexcept {
+  return one.counted == nullptr || !one.on_stream || one.counted->last_stream.load(std::memory_order_relaxed) == one.stream;
+}
+
 // Makes a call of NCCL's that launches. `launched` may be empty: a call that others may have to wait for.
 template <class Call>
 int Launch(const char* name, std::span<const Launched> launched, const Call& call, Made made = Made::kIfAllLive) noexcept {
@@ -186,20 +200,29 @@ int Launch(const char* name, std::span<const Launched> launched, const Call& cal
     entered = EnterClosed(name, launched, made);
     if (entered == Entered::kRefused) return kInvalidUsage;
   } else {
-    for (const Launched& one : launched) {
-      CountOne(one);
-      if (one.counted != nullptr && one.counted->last_stream.load(std::memory_order_relaxed) != one.stream) [[unlikely]]
-        if (one.on_stream) NoteStream(*one.counted, one.stream);
-    }
+    for (const Launched& one : launched) CountOne(one);
   }
   state.launching = true;
   const int result = call();
   state.launching = false;
-  if (result != kSuccess || state.captures) [[unlikely]]
+  // A stop that begins meanwhile waits until this thread is no longer inside.
+  bool is_ordinary = result == kSuccess && !state.capture.captures;
+  for (const Launched& one : launched) is_ordinary = is_ordinary && !one.capture.captures && IsOnLastStream(one);
+  if (!is_ordinary) [[unlikely]]
     AfterLaunch(launched, result);
   if (entered == Entered::kWithEnding) [[unlikely]]
     LeftWithEnding(launched);
   inside.store(nullptr, std::memory_order_release);
+  return result;
+}
+// Makes a call of NCCL's in a group, at whose end it launches.
+template <class Call>
+int InGroup(Launched& one, const Call& call) noexcept {
+  ThreadState& state = t_launches;
+  state.launching = true;
+  const int result = call();
+  state.launching = false;
+  one.capture = std::exchange(state.capture, {});
   return result;
 }
 template <class Call>

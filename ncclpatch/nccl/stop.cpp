@@ -35,6 +35,13 @@ std::string WhyEndedOneCounts(const All& all) {
   return "";
 }
 
+bool SomeLive(const All& all, const Captured& captured) {
+  return std::ranges::any_of(captured.launches, [&](const CapturedLaunch& one) {
+    const auto of = all.by_id.find(one.id);
+    return of != all.by_id.end() && !of->second->ended();
+  });
+}
+
 std::string WhyNot(const All& all) {
   if (g_broken.load()) return "what it launches could not be counted, for lack of memory";
   if (!CanMakeThreadsSeen()) return "this kernel has no membarrier, without which launches cannot be held";
@@ -43,14 +50,15 @@ std::string WhyNot(const All& all) {
                ? "it has a communicator that NCCL made in the background (blocking = 0) and whose address it wrote "
                  "after the call, where AMem does not see it"
                : "it has a communicator that was made before AMem was there";
-  if (g_captured_somewhere.load()) return "launches of NCCL's were captured into a CUDA graph, whose own launches are not seen";
+  if (g_captured_somewhere.load())
+    return "launches of NCCL's were captured into a CUDA graph on a thread of NCCL's, or by a call that is not counted";
   std::set<std::tuple<std::uint64_t, std::int32_t>> places;
   for (const auto& [id, counted] : all.by_id) {
     const Counted& of = *counted;
     if (of.ended()) continue;
     if (const char* const call = of.uncounted.load()) return std::string(call) + " on " + NameOf(of) + " is not counted";
-    if (of.captured.load())
-      return "launches of " + NameOf(of) + " were captured into a CUDA graph, whose own launches are not seen";
+    if (const char* const why_not = of.captured.load())
+      return "launches of " + NameOf(of) + " were captured into a CUDA graph" + why_not;
     if (const char* const where = of.unawaited.load()) return NameOf(of) + " has launched " + where;
     if (of.clock == 0 && of.ranks != 1)
       return "a communicator of " + std::to_string(of.ranks) + " ranks has no name that they share";
@@ -58,7 +66,7 @@ std::string WhyNot(const All& all) {
       return NameOf(of) + " has two ranks on one GPU of this process";
   }
   for (const auto& [handle, captured] : all.captured)
-    if (!captured.instantiated && !captured.launches.empty())
+    if (!*captured.instantiated && SomeLive(all, captured))
       return "launches of NCCL's were captured into a CUDA graph that nobody was seen to instantiate";
   if (g_launched.load() && !g_captures_seen.load())
     return "NCCL's questions whether a stream is captured are not seen, so launches may be in CUDA graphs";

@@ -42,7 +42,7 @@ struct Launching {
     launches::Launched one{launches::FindCounted(comm), shape, -1, std::get<sizeof...(Arguments) - 1>(all)};
     if constexpr (shape != launches::Shape::kCollective) one.peer = std::get<peer>(all);
     if (t_state.groups[place].depth == 0) return launches::Launch(kName, {&one, 1}, call);
-    const int result = call();
+    const int result = launches::InGroup(one, call);
     if (Accepted(result)) Collect(place, one);
     return result;
   }

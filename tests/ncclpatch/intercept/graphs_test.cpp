@@ -26,13 +26,16 @@ class Graphs : public Intercepted {
   }
   static ncclComm* Address() { return reinterpret_cast<ncclComm*>(0x5000); }
 
-  // NCCL launches while its stream is captured into that graph, and asks for it.
-  static void Capture(CUgraph graph) {
+  using Ask = CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*);
+  // NCCL launches while its stream is captured into that graph, and asks for it. `number`: of the capture.
+  static void Capture(CUgraph graph, cuuint64_t number = 1) {
     static CUgraph captured = nullptr;
+    static cuuint64_t number_of_it = 0;
     captured = graph;
-    using Ask = CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*);
-    Ask* const real = [](CUstream, CUstreamCaptureStatus* status, cuuint64_t*, CUgraph* into, const CUgraphNode**, size_t*) {
+    number_of_it = number;
+    Ask* const real = [](CUstream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* into, const CUgraphNode**, size_t*) {
       *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+      *id = number_of_it;
       *into = captured;
       return CUDA_SUCCESS;
     };
@@ -118,6 +121,130 @@ TEST_F(Graphs, a_graph_that_the_device_launches_cannot_be_followed) {
   EXPECT_NE(WhyNot().find("captured into a CUDA graph"), std::string::npos) << WhyNot();
 }
 
+TEST_F(Graphs, a_graph_with_launches_in_what_the_device_launches_cannot_be_followed) {
+  ASSERT_EQ(Instantiate(Made(0x230), Graph(0x231), 4), CUDA_SUCCESS);
+  Capture(Graph(0x232));
+  using Update = CUresult(CUgraphExec, CUgraph, void*);
+  const auto update = ForOthers<Update>("cuGraphExecUpdate", [](CUgraphExec, CUgraph, void*) { return CUDA_SUCCESS; });
+  ASSERT_EQ(update(Made(0x230), Graph(0x232), nullptr), CUDA_SUCCESS);
+  EXPECT_NE(WhyNot().find("the device may launch"), std::string::npos) << WhyNot();
+}
+
+// The driver gives a broken capture's graph to nobody, and its handle to another.
+TEST_F(Graphs, the_end_of_a_capture_says_which_graph_it_filled) {
+  static CUgraph made = nullptr;
+  static CUresult answer = CUDA_SUCCESS;
+  CUstream stream = nullptr;
+  ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto begin = [&] {
+    EXPECT_EQ(PLAIN(cuStreamBeginCapture)(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CUstreamCaptureStatus status{};
+    cuuint64_t number = 0;
+    EXPECT_EQ(Plain<Ask>("cuStreamGetCaptureInfo_v2")(stream, &status, &number, nullptr, nullptr, nullptr), CUDA_SUCCESS);
+    return number;
+  };
+  const auto end = [&](CUgraph graph) {
+    made = graph;
+    answer = graph == nullptr ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+    const auto call = ForOthers<decltype(cuStreamEndCapture)>("cuStreamEndCapture", [](CUstream of, CUgraph* out) {
+      CUgraph none = nullptr;
+      EXPECT_EQ(PLAIN(cuStreamEndCapture)(of, &none), CUDA_SUCCESS);
+      *out = made;
+      return answer;
+    });
+    CUgraph out = nullptr;
+    return call(stream, &out);
+  };
+  const std::uint64_t before = Launched();
+  Capture(Graph(0x410), begin());
+  ASSERT_EQ(end(Graph(0x410)), CUDA_SUCCESS);
+  ASSERT_EQ(Instantiate(Made(0x420), Graph(0x410)), CUDA_SUCCESS);
+  EXPECT_EQ(WhyNot(), "");
+  Launch(Made(0x420));
+  EXPECT_EQ(Launched(), before + 2);
+  begin();
+  ASSERT_EQ(end(Graph(0x410)), CUDA_SUCCESS);  // without a launch of NCCL's
+  ASSERT_EQ(Instantiate(Made(0x421), Graph(0x410)), CUDA_SUCCESS);
+  Launch(Made(0x421));
+  EXPECT_EQ(Launched(), before + 2);
+  EXPECT_NE(WhyNot().find("has become another's"), std::string::npos) << WhyNot();
+  Capture(Graph(0x430), begin());
+  ASSERT_EQ(end(nullptr), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  EXPECT_NE(WhyNot().find("that capture failed"), std::string::npos) << WhyNot();
+  EXPECT_EQ(PLAIN(cuStreamDestroy)(stream), CUDA_SUCCESS);
+}
+
+TEST_F(Graphs, a_stream_that_the_program_destroys_is_not_waited_for) {
+  const auto destroy = OF_DRIVER(cuStreamDestroy);
+  CUstream done = nullptr, runs = nullptr;
+  for (CUstream* const stream : {&done, &runs}) ASSERT_EQ(PLAIN(cuStreamCreate)(stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto launch = [](CUstream stream) {
+    const launches::Launched one{launches::FindCounted(Address()), launches::Shape::kCollective, -1, stream};
+    launches::Launch("ncclAllReduce", {&one, 1}, [] { return 0; });
+  };
+  launches::NoteCapture(false);
+  launch(done);
+  ASSERT_TRUE(launches::IsAwaited(done));
+  EXPECT_EQ(destroy(done), CUDA_SUCCESS);
+  EXPECT_FALSE(launches::IsAwaited(done));
+  EXPECT_EQ(WhyNot(), "");
+  launch(runs);
+  // What a stream under capture still runs cannot be asked.
+  ASSERT_EQ(PLAIN(cuStreamBeginCapture)(runs, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+  destroy(runs);
+  EXPECT_NE(WhyNot().find("on a stream that was destroyed"), std::string::npos) << WhyNot();
+}
+
+TEST_F(Graphs, a_clone_goes_unused_without_a_word_and_an_original_does_not) {
+  const auto destroy = ForOthers<decltype(cuGraphDestroy)>("cuGraphDestroy", [](CUgraph) { return CUDA_SUCCESS; });
+  const auto clone = ForOthers<decltype(cuGraphClone)>("cuGraphClone", [](CUgraph* out, CUgraph) {
+    *out = Graph(0x511);
+    return CUDA_SUCCESS;
+  });
+  CUgraph out = nullptr;
+  Capture(Graph(0x510));
+  ASSERT_EQ(clone(&out, Graph(0x510)), CUDA_SUCCESS);
+  ASSERT_EQ(destroy(out), CUDA_SUCCESS);
+  ASSERT_EQ(Instantiate(Made(0x520), Graph(0x510)), CUDA_SUCCESS);
+  EXPECT_EQ(WhyNot(), "");
+  Capture(Graph(0x512), 2);
+  ASSERT_EQ(destroy(Graph(0x512)), CUDA_SUCCESS);
+  EXPECT_NE(WhyNot().find("destroyed without being seen instantiated"), std::string::npos) << WhyNot();
+}
+
+TEST_F(Graphs, a_graph_that_is_edited_cannot_be_followed) {
+  const auto destroy = ForOthers<decltype(cuGraphDestroy)>("cuGraphDestroy", [](CUgraph) { return CUDA_SUCCESS; });
+  const auto is_lost = [&](const char* what, const auto& edit) {
+    nccl::launches::Counted& counted = *launches::FindCounted(Address());
+    Capture(Graph(0x610));
+    EXPECT_EQ(Instantiate(Made(0x620), Graph(0x610)), CUDA_SUCCESS);
+    EXPECT_EQ(WhyNot(), "") << what;
+    edit();
+    EXPECT_NE(WhyNot().find("that was edited since"), std::string::npos) << what << ": " << WhyNot();
+    counted.captured.store(nullptr);
+    destroy(Graph(0x610));
+  };
+  CUgraphExec const made = Made(0x620);
+  using Node = CUgraphNode;
+  is_lost("a node of what was made", [&] {
+    using Edit = CUresult(CUgraphExec, Node, void*);
+    ForOthers<Edit>("cuGraphExecNodeSetParams", [](CUgraphExec, Node, void*) { return CUDA_SUCCESS; })(made, nullptr, nullptr);
+  });
+  is_lost("a kernel of what was made", [&] {
+    using Edit = CUresult(CUgraphExec, Node, const void*);
+    Edit* const real = [](CUgraphExec, Node, const void*) { return CUDA_SUCCESS; };
+    ForOthers<Edit>("cuGraphExecKernelNodeSetParams", real)(made, nullptr, nullptr);
+  });
+  is_lost("a node that is left out", [&] {
+    using Edit = CUresult(CUgraphExec, Node, unsigned);
+    ForOthers<Edit>("cuGraphNodeSetEnabled", [](CUgraphExec, Node, unsigned) { return CUDA_SUCCESS; })(made, nullptr, 0);
+  });
+  is_lost("a node of some graph", [&] {
+    ForOthers<CUresult(Node, void*)>("cuGraphNodeSetParams", [](Node, void*) { return CUDA_SUCCESS; })(nullptr, nullptr);
+  });
+  is_lost("a node less", [&] { ForOthers<CUresult(Node)>("cuGraphDestroyNode", [](Node) { return CUDA_SUCCESS; })(nullptr); });
+}
+
 TEST_F(Graphs, a_graph_that_is_launched_into_another_cannot_be_followed) {
   Capture(Graph(0x310));
   ASSERT_EQ(Instantiate(Made(0x320), Graph(0x310)), CUDA_SUCCESS);
@@ -128,6 +255,9 @@ TEST_F(Graphs, a_graph_that_is_launched_into_another_cannot_be_followed) {
   ASSERT_EQ(PLAIN(cuStreamBeginCapture)(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
   EXPECT_EQ(Launch(Made(0x320), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT), CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
   EXPECT_EQ(WhyNot(), "") << "the driver refused that one";
+  EXPECT_EQ(Launch(Made(0x320)), CUDA_SUCCESS);
+  EXPECT_NE(WhyNot().find("on an unknown stream"), std::string::npos) << WhyNot();
+  launches::FindCounted(Address())->captured.store(nullptr);
   EXPECT_EQ(Launch(Made(0x320), CUDA_SUCCESS, stream), CUDA_SUCCESS);
   EXPECT_EQ(Launched(), before);
   EXPECT_NE(WhyNot().find("captured into a CUDA graph"), std::string::npos) << WhyNot();

@@ -221,7 +221,9 @@ TEST_F(Launches, what_a_graph_has_captured_counts_each_time_that_it_is_launched)
     Reduce(comm, 16);
     Function<void(void (*)(const char*))>("stand_in_probe")([](const char*) { launches::NoteCapture(false); });
   };
-  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x100)); });
+  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x100), 1); });
+  EXPECT_TRUE(launches::Streams().empty()) << "nothing has run on the stream that was captured";
+  graphs::CaptureEnded(handle(0x100), 1);
   EXPECT_EQ(Counts(comm), (Expected{{"collectives", 1}})) << "all ranks make the call, too";
   EXPECT_NE(why().find("nobody was seen to instantiate"), std::string::npos) << why();
   graphs::Instantiated(handle(0x200), handle(0x100));
@@ -247,8 +249,8 @@ TEST_F(Launches, what_a_graph_has_captured_counts_each_time_that_it_is_launched)
   held.join();
   EXPECT_EQ(Counts(comm), (Expected{{"collectives", 4}}));
 
-  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x400)); });
-  graphs::Copied(handle(0x500), handle(0x400));  // a clone, or the parent of a child
+  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x400), 2); });
+  graphs::Added(handle(0x500), handle(0x400));
   graphs::Instantiated(handle(0x200), handle(0x500));
   launch(0x200, handle(32));
   EXPECT_EQ(Counts(comm), (Expected{{"collectives", 6}}));
@@ -256,11 +258,124 @@ TEST_F(Launches, what_a_graph_has_captured_counts_each_time_that_it_is_launched)
   launch(0x200, handle(32));
   EXPECT_EQ(Counts(comm), (Expected{{"collectives", 6}}));
   EXPECT_EQ(why(), "");
-  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x700)); });
+  capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x700), 3); });
   graphs::Destroyed(handle(0x700));
-  EXPECT_NE(why().find("captured into a CUDA graph, whose own launches are not seen"), std::string::npos) << why();
+  EXPECT_NE(why().find("graph that was destroyed without being seen instantiated"), std::string::npos) << why();
   Destroy(comm);
   EXPECT_EQ(why(), "");
+}
+
+// Three calls of one group, into two graphs; NCCL asks in the call, and once for a stream of a communicator.
+TEST_F(Launches, a_group_is_remembered_with_the_graph_of_each_communicator) {
+  namespace graphs = launches::graphs;
+  static void* into = nullptr;
+  const auto handle = [](std::uintptr_t value) { return reinterpret_cast<void*>(value); };
+  const auto probe = Function<void(void (*)(const char*))>("stand_in_probe");
+  ncclComm *const first = Make("first in a graph", 0, 2), *const second = Make("second in a graph", 0, 2);
+  ncclComm* const other = Make("in no graph", 0, 2);
+  graphs::Follow();
+  probe([](const char* where) {
+    if (std::string(where) == "asks") launches::NoteCapture(into != nullptr, into, reinterpret_cast<std::uintptr_t>(into));
+  });
+  Do("ncclGroupStart");
+  into = handle(0x10);
+  Reduce(first, 16);
+  into = nullptr;
+  Reduce(first, 16);
+  Reduce(other, 24);
+  into = handle(0x20);
+  Reduce(second, 32);
+  Do("ncclGroupEnd");
+  probe([](const char*) {});
+  for (const std::uintptr_t graph : {0x10, 0x20}) {
+    graphs::CaptureEnded(handle(graph), graph);
+    graphs::Instantiated(handle(graph + 1), handle(graph));
+  }
+  EXPECT_EQ(launches::Read().why_not, "");
+  const auto of = [&](std::uintptr_t made) {
+    std::map<const void*, int> launched;
+    for (const launches::Launched& one : graphs::LaunchesOf(handle(made), nullptr)) ++launched[one.counted];
+    return launched;
+  };
+  EXPECT_EQ(of(0x11), (std::map<const void*, int>{{launches::FindCounted(first), 2}}));
+  EXPECT_EQ(of(0x21), (std::map<const void*, int>{{launches::FindCounted(second), 1}}));
+  using Streams = std::vector<std::pair<DeviceOrdinal, nccl::Stream>>;
+  EXPECT_EQ(launches::Streams(), (Streams{{DeviceOrdinal{0}, handle(24)}}));
+  Destroy(first);
+  EXPECT_TRUE(of(0x11).empty()) << "it has ended, and may be forgotten";
+  for (ncclComm* const one : {second, other}) Destroy(one);
+}
+
+TEST_F(Launches, a_graph_is_not_taken_for_an_earlier_one_of_its_handle) {
+  namespace graphs = launches::graphs;
+  static std::uint64_t id = 0;
+  const auto handle = [](std::uintptr_t value) { return reinterpret_cast<void*>(value); };
+  const auto probe = Function<void(void (*)(const char*))>("stand_in_probe");
+  ncclComm* comm = nullptr;
+  graphs::Follow();
+  const auto capture = [&](const char* name) {  // into 0x900, of a communicator of its own
+    comm = Make(name, 0, 2);
+    probe([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x900), id); });
+    ++id;
+    Reduce(comm, 16);
+    probe([](const char*) {});
+  };
+  const auto why = [&] {
+    const std::string why_not = launches::Read().why_not;
+    Destroy(comm);
+    EXPECT_EQ(launches::Read().why_not, "") << "it ended with its communicator";
+    return why_not;
+  };
+  capture("invalidated");
+  graphs::CaptureFailed(0);
+  EXPECT_NE(why().find("that capture failed"), std::string::npos);
+  capture("the next capture has its handle");
+  ncclComm* const earlier = comm;
+  capture("that capture");
+  graphs::CaptureEnded(handle(0x900), id);
+  graphs::Instantiated(handle(0x901), handle(0x900));
+  EXPECT_EQ(graphs::LaunchesOf(handle(0x901), nullptr).size(), 1U);
+  Destroy(comm);
+  comm = earlier;
+  EXPECT_NE(why().find("has become another's"), std::string::npos);
+  graphs::Destroyed(handle(0x900));
+  capture("a capture without launches has its handle");
+  graphs::CaptureEnded(handle(0x900), id + 1);
+  graphs::Instantiated(handle(0x901), handle(0x900));
+  EXPECT_TRUE(graphs::LaunchesOf(handle(0x901), nullptr).empty());
+  EXPECT_NE(why().find("has become another's"), std::string::npos);
+  capture("an empty graph has its handle");
+  graphs::CaptureEnded(handle(0x900), id);
+  graphs::Created(handle(0x900));
+  graphs::Instantiated(handle(0x901), handle(0x900));
+  EXPECT_TRUE(graphs::LaunchesOf(handle(0x901), nullptr).empty());
+  EXPECT_NE(why().find("without being seen instantiated"), std::string::npos);
+  capture("a clone has its handle");
+  graphs::CaptureEnded(handle(0x900), id);
+  graphs::Instantiated(handle(0x901), handle(0x900));
+  graphs::Cloned(handle(0x900), handle(0x999));
+  EXPECT_EQ(graphs::LaunchesOf(handle(0x901), nullptr).size(), 1U);
+  graphs::Instantiated(handle(0x902), handle(0x900));
+  EXPECT_TRUE(graphs::LaunchesOf(handle(0x902), nullptr).empty());
+  EXPECT_EQ(why(), "");
+}
+
+TEST_F(Launches, a_stream_that_was_destroyed_is_not_waited_for) {
+  const auto stream = [](std::uintptr_t value) { return reinterpret_cast<nccl::Stream>(value); };
+  ncclComm* const comm = Make("on a stream that goes", 0, 2);
+  Reduce(comm, 64);
+  ASSERT_TRUE(launches::IsAwaited(stream(64)));
+  EXPECT_FALSE(launches::IsAwaited(stream(72)));
+  launches::StreamEnds(stream(64), true);
+  EXPECT_TRUE(launches::Streams().empty());
+  EXPECT_EQ(launches::Read().why_not, "");
+  Reduce(comm, 64);
+  EXPECT_TRUE(launches::IsAwaited(stream(64))) << "another has got its handle";
+  launches::StreamEnds(stream(64), false);
+  EXPECT_TRUE(launches::Streams().empty());
+  EXPECT_NE(launches::Read().why_not.find("on a stream that was destroyed"), std::string::npos);
+  Destroy(comm);
+  EXPECT_EQ(launches::Read().why_not, "");
 }
 
 TEST_F(Launches, a_part_whose_address_nccl_writes_late_is_not_taken_for_one_from_before_amem) {

@@ -79,6 +79,16 @@ CUDA_CALL CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* s
   return implicit ? CUDA_ERROR_STREAM_CAPTURE_IMPLICIT : CUDA_SUCCESS;
 }
 
+CUDA_CALL CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* number, CUgraph* graph,
+                                             const CUgraphNode**, size_t*) {
+  if (const CUresult result = cuStreamIsCapturing(stream, status); result != CUDA_SUCCESS) return result;
+  if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
+  StandIn* const stand_in = amem::stand_in::Get();
+  if (number != nullptr) *number = Captured(*stand_in, stream)->capture_number;
+  if (graph != nullptr) *graph = nullptr;
+  return CUDA_SUCCESS;
+}
+
 CUDA_CALL CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   STARTED_OR_RETURN(stand_in);
   const CUstream known = IsDefault(stream) ? nullptr : Captured(*stand_in, stream);
@@ -87,6 +97,8 @@ CUDA_CALL CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mod
   if (known->capture != CU_STREAM_CAPTURE_STATUS_NONE) return CUDA_ERROR_ILLEGAL_STATE;
   known->capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   known->mode = mode;
+  static cuuint64_t last_number = 0;
+  known->capture_number = ++last_number;
   known->captured_by = mode == CU_STREAM_CAPTURE_MODE_RELAXED ? std::thread::id() : std::this_thread::get_id();
   return CUDA_SUCCESS;
 }

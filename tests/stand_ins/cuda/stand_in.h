@@ -34,6 +34,7 @@ struct CUstream_st {
   CUcontext context = nullptr;
   unsigned flags = 0;
   CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  cuuint64_t capture_number = 0;  // of all captures of the process
   std::thread::id captured_by{};  // who must end it; any, where the mode is relaxed
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 };

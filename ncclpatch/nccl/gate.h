@@ -37,7 +37,7 @@ struct Captured {
   // What was made of it is known, or what was made of a clone of it, with which it has this in common.
   std::shared_ptr<bool> instantiated = std::make_shared<bool>(false);
   std::uint64_t capture = 0;  // the capture by which it was filled; 0: by none, or it is a clone
-  bool is_open = false;       // that capture goes on
+  bool is_open = false;       // that capture was not seen to end; of a clone: when it was made
   bool has_parts = false;     // graphs of their own, in it
   Kind kind = Kind::kGraph;
 };

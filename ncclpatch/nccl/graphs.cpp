@@ -37,6 +37,7 @@ void Forget(All& all, const void* handle) {
 void Make(All& all, const void* made, const void* graph, bool by_the_device) {
   Captured of_graph;
   if (const auto found = all.captured.find(graph); found != all.captured.end()) {
+    if (found->second.is_open) CannotFollow(all, found->second, kStillOpen);
     *found->second.instantiated = true;
     of_graph.launches = found->second.launches;
   }
@@ -102,7 +103,6 @@ void Cloned(const void* clone, const void* graph) noexcept {
     if (found == all.captured.end()) return;
     Captured copy = found->second;
     copy.capture = 0;
-    copy.is_open = false;
     all.captured[clone] = std::move(copy);
   });
 }
@@ -111,6 +111,7 @@ void Added(const void* to, const void* part) noexcept {
   IfSome([&](All& all) {
     const auto found = all.captured.find(part);
     if (found == all.captured.end()) return;
+    if (found->second.is_open) CannotFollow(all, found->second, kStillOpen);
     *found->second.instantiated = true;  // as a part of the other
     const std::vector<CapturedLaunch> launches = found->second.launches;
     Captured& into = all.captured[to];

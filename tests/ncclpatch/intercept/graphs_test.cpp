@@ -29,6 +29,10 @@ class Graphs : public Intercepted {
   using Ask = CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*);
   // NCCL launches while its stream is captured into that graph, and asks for it. `number`: of the capture.
   static void Capture(CUgraph graph, cuuint64_t number = 1) {
+    BeginToCapture(graph, number);
+    launches::graphs::CaptureEnded(graph, number);
+  }
+  static void BeginToCapture(CUgraph graph, cuuint64_t number) {
     static CUgraph captured = nullptr;
     static cuuint64_t number_of_it = 0;
     captured = graph;
@@ -156,7 +160,7 @@ TEST_F(Graphs, the_end_of_a_capture_says_which_graph_it_filled) {
     return call(stream, &out);
   };
   const std::uint64_t before = Launched();
-  Capture(Graph(0x410), begin());
+  BeginToCapture(Graph(0x410), begin());
   ASSERT_EQ(end(Graph(0x410)), CUDA_SUCCESS);
   ASSERT_EQ(Instantiate(Made(0x420), Graph(0x410)), CUDA_SUCCESS);
   EXPECT_EQ(WhyNot(), "");
@@ -168,7 +172,7 @@ TEST_F(Graphs, the_end_of_a_capture_says_which_graph_it_filled) {
   Launch(Made(0x421));
   EXPECT_EQ(Launched(), before + 2);
   EXPECT_NE(WhyNot().find("has become another's"), std::string::npos) << WhyNot();
-  Capture(Graph(0x430), begin());
+  BeginToCapture(Graph(0x430), begin());
   ASSERT_EQ(end(nullptr), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   EXPECT_NE(WhyNot().find("that capture failed"), std::string::npos) << WhyNot();
   EXPECT_EQ(PLAIN(cuStreamDestroy)(stream), CUDA_SUCCESS);

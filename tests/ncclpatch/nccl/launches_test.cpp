@@ -250,6 +250,7 @@ TEST_F(Launches, what_a_graph_has_captured_counts_each_time_that_it_is_launched)
   EXPECT_EQ(Counts(comm), (Expected{{"collectives", 4}}));
 
   capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x400), 2); });
+  graphs::CaptureEnded(handle(0x400), 2);
   graphs::Added(handle(0x500), handle(0x400));
   graphs::Instantiated(handle(0x200), handle(0x500));
   launch(0x200, handle(32));
@@ -358,6 +359,10 @@ TEST_F(Launches, a_graph_is_not_taken_for_an_earlier_one_of_its_handle) {
   graphs::Instantiated(handle(0x902), handle(0x900));
   EXPECT_TRUE(graphs::LaunchesOf(handle(0x902), nullptr).empty());
   EXPECT_EQ(why(), "");
+  graphs::Destroyed(handle(0x900));
+  capture("its capture ends unseen");
+  graphs::Instantiated(handle(0x901), handle(0x900));
+  EXPECT_NE(why().find("not seen to end"), std::string::npos);
 }
 
 TEST_F(Launches, a_stream_that_was_destroyed_is_not_waited_for) {

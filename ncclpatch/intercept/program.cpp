@@ -422,8 +422,15 @@ bool IsDone(CUstream stream) {
 struct StreamDestroy : Named<"cuStreamDestroy", "cuStreamDestroy_v2"> {
   static CUresult Call(CUresult (*real)(CUstream), CUstream stream) {
     Forever<Captures>().End(stream);
-    if (nccl::launches::IsAwaited(stream)) nccl::launches::StreamEnds(stream, IsDone(stream));
-    return real(stream);
+    if (!nccl::launches::IsAwaited(stream)) return real(stream);
+    // In a stop it waits as a launch does: AMem may be about to use the stream.
+    CUresult result = CUDA_SUCCESS;
+    static_cast<void>(nccl::launches::Pass("cuStreamDestroy", nullptr, [&]() noexcept {
+      nccl::launches::StreamEnds(stream, IsDone(stream));
+      result = real(stream);
+      return result == CUDA_SUCCESS ? nccl::kSuccess : nccl::kInvalidUsage;
+    }));
+    return result;
   }
 };
 

@@ -17,8 +17,9 @@ namespace amem::nccl::launches::graphs {
 inline constexpr const char *kNotFollowed = ", whose own launches are not seen",
                             *kDestroyed = " that was destroyed without being seen instantiated",
                             *kByTheDevice = " that the device may launch itself",
-                            *kLaunchedIn = " that another capture launches", *kStillOpen = " whose capture was not seen to end", *kCaptureFailed = ", but that capture failed",
-                            *kEdited = " that was edited since", *kAnothers = " whose handle has become another's",
+                            *kLaunchedIn = " that another capture launches", *kStillOpen = " whose capture was not seen to end",
+                            *kCaptureFailed = ", but that capture failed", *kEdited = " that was edited since",
+                            *kAnothers = " whose handle has become another's",
                             *kUnclear = " that was launched on an unknown stream";
 
 void Follow() noexcept;  // from now on the program's calls are seen

@@ -189,7 +189,12 @@ TEST_F(Graphs, a_stream_that_the_program_destroys_is_not_waited_for) {
   launches::NoteCapture(false);
   launch(done);
   ASSERT_TRUE(launches::IsAwaited(done));
-  EXPECT_EQ(destroy(done), CUDA_SUCCESS);
+  launches::Hold({.version = 1});
+  std::thread held([&] { EXPECT_EQ(destroy(done), CUDA_SUCCESS); });
+  for (int i = 0; i < 5000 && launches::HeldNow() < 1; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(launches::IsAwaited(done)) << "not while the job is stopped";
+  launches::LetGo();
+  held.join();
   EXPECT_FALSE(launches::IsAwaited(done));
   EXPECT_EQ(WhyNot(), "");
   launch(runs);

@@ -216,6 +216,9 @@ TEST_F(Graphs, a_clone_goes_unused_without_a_word_and_an_original_does_not) {
   ASSERT_EQ(destroy(out), CUDA_SUCCESS);
   ASSERT_EQ(Instantiate(Made(0x520), Graph(0x510)), CUDA_SUCCESS);
   EXPECT_EQ(WhyNot(), "");
+  const std::uint64_t before = Launched();
+  Launch(Made(0x520));
+  EXPECT_EQ(Launched(), before + 1);
   Capture(Graph(0x512), 2);
   ASSERT_EQ(destroy(Graph(0x512)), CUDA_SUCCESS);
   EXPECT_NE(WhyNot().find("destroyed without being seen instantiated"), std::string::npos) << WhyNot();

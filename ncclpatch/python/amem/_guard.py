@@ -36,7 +36,7 @@ PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds of
 JOURNAL = re.compile(r"(/.*/[0-9a-f]{16})/tail( \(deleted\))?")  # that a rank has open
 STOPPING = ("held", "arrived", "pausing")  # phases of a rank that is being parked or paused
 REFUSED = 2  # the tool's exit code where a rank does not take the request, because another one is under way for example
-HELD = ("held", "arrived", "pausing", "paused", "failed")  # phases of a rank that a request stops
+HELD = (*STOPPING, "paused", "failed")  # phases of a rank that a request stops
 BACK = ("running", "paused", "lost")  # outcomes of a freeze or thaw after which nothing is frozen any more
 NOT_FROZEN = "the job is not frozen"  # a thaw's answer where journals and driver agree
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: ranks whose launcher has ended are still found
@@ -289,8 +289,6 @@ class Guard:
         left, end, refusal, goes_on = sorted(self._ranks), time.monotonic() + PARK_SECONDS, "", True
         if not left:
             say("no rank was found that could be parked; the command gets %s" % names)
-        elif not all_seen:
-            say("not all ranks of the job can be seen; of those that can each is parked")
         while left and goes_on and self._code is None and time.monotonic() < end:
             seconds = end - time.monotonic()
             answer = self._ask(seconds, ["park", left[0], "--deadline", str(max(1, int(seconds - 1))), "--json"])[0]
@@ -307,7 +305,7 @@ class Guard:
         elif left:
             say("not all of the job was parked in time; it gets %s" % names)
         elif self._ranks:
-            say("the job is parked, and gets %s" % names)
+            say(("the job is parked, and gets %s" if all_seen else "the ranks that can be seen are parked, and perhaps not all of the job; it gets %s") % names)
         return not left and all_seen
 
     def _find_ranks(self):

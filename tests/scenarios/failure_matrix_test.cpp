@@ -1,5 +1,5 @@
 // The matrix of failures: jobs of real processes on the stand-ins fail in every way of failure_table.cpp, and `amem-replay why`
-// must name cause, ranks and remedy in every look. By day every fourth failure meets one kind of clean-up, at night
+// must name cause, ranks and remedy in every look. By day every sixth failure meets one kind of clean-up, at night
 // (AMEM_NIGHTLY=1) each meets every kind.
 //
 //   AMEM_FAILURE_ONLY=TEXT    only failures with that in their names, and what was said in each look is printed
@@ -48,8 +48,8 @@ std::vector<PlannedJob> Plan(bool night) {
     const std::vector<Failure> failures = AllFailures(seed + round);
     for (std::size_t i = 0; i < failures.size(); ++i) {
       if (failures[i].name.find(only) == std::string::npos) continue;
-      if (!night && only.empty() && (i + seed) % 4 != 0) continue;
-      if (!night && (i / 4 + seed) % std::size(kTeardowns) != round) continue;
+      if (!night && only.empty() && (i + seed) % 6 != 0) continue;
+      if (!night && (i / 6 + seed) % std::size(kTeardowns) != round) continue;
       if (failures[i].lives && round != 0 && night) continue;
       // A job that is well ends by itself: nothing is raised, so that looking at what exceptions leave would be no look at all.
       plan.push_back({failures[i], kTeardowns[failures[i].lives ? 0 : round], seed + i * 16 + round});

@@ -835,7 +835,7 @@ class Lives(unittest.TestCase):
     def test_ranks_that_are_late_fail_and_die_at_random_agree_all_the_same(self):
         seed = int(os.environ.get("AMEM_SEED", "7"))
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            for number, wrong in enumerate(pool.map(RandomLives, range(seed, seed + (64 if NIGHTLY else 4)))):
+            for number, wrong in enumerate(pool.map(RandomLives, range(seed, seed + (64 if NIGHTLY else 2)))):
                 with self.subTest(AMEM_SEED=seed + number):
                     self.assertEqual(wrong.found, [])
 

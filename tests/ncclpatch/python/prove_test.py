@@ -30,7 +30,9 @@ NCCL = STAND_INS + "/libnccl.so.2"
 SCHEMA = json_schema.Schema(os.path.join(PACKAGE, "../../replay/tool/schemas/proof.schema.json"))
 CARD = os.environ.get("STAND_IN_CARD", "")
 NVML = os.environ.get("STAND_IN_NVML", "")
-EACH = 2 if os.environ.get("AMEM_NIGHTLY") == "1" else 1  # ranks of each of two hosts under torchrun
+NIGHTLY = os.environ.get("AMEM_NIGHTLY") == "1"
+EACH = 2 if NIGHTLY else 1  # ranks of each of two hosts under torchrun
+by_night = unittest.skipUnless(NIGHTLY, "by night only: each of these starts half a dozen jobs")
 
 
 def in_place():
@@ -102,6 +104,7 @@ class Proved(Case):
         for key in ("first_pause_seconds", "pause_seconds", "resume_seconds", "start_seconds"):
             self.assertGreater(row_of(answer, "default")[key], 0, key)
 
+    @by_night
     def test_settings_of_a_proof_do_nothing_beside_another_nccl(self):
         settings = [_prove.Setting("AMEM_NVLS=release " + version, {"AMEM_NVLS": "release", "AMEM_PROVED": version}, _prove.MULTICAST) for version in ("2.28.9", "2.28.3")]
         with mock.patch.dict(os.environ, {"STAND_IN_NVLS": "1"}):
@@ -111,6 +114,7 @@ class Proved(Case):
         self.assertEqual([list(each) for each in stays], [[], ["multicast"]])
 
     @unittest.skipUnless(os.path.exists(CARD + "/libibverbs.so.1"), "the stand-in card is not built")
+    @by_night
     def test_a_card_is_not_renewed_beside_another_nccl(self):
         setting = _prove.Setting("AMEM_NETWORK=renew", {"AMEM_NETWORK": "renew", "AMEM_PROVED": "2.28.3"}, _prove.NETWORK)
         with mock.patch.dict(os.environ, {"STAND_IN_NET": "ib", "STAND_IN_RANKS_PER_HOST": "1", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + CARD}):
@@ -133,6 +137,7 @@ class Proved(Case):
         self.assertIn("network", list(kinds(row_of(answer, "default"))["network buffers"]["stays"])[0])
         self.assertEqual(kinds(row_of(answer, "AMEM_NETWORK=renew"))["network buffers"]["stays"], {})
 
+    @by_night
     def test_ranks_share_gpus_only_where_nccl_can(self):
         with self.assertRaisesRegex(_prove.CannotProve, "several ranks on a GPU need NCCL 2.30 or later"):
             proof([], ranks=4)
@@ -226,6 +231,7 @@ class Hosts(Case):
         self.assertEqual((code, out), (2, ""))
         self.assertIn("other: no server could be started there", err)
 
+    @by_night
     def test_by_torchrun(self):
         os.makedirs(self.folder + "/torch/distributed")
         with open(self.folder + "/torch/__init__.py", "w", encoding="utf-8"), open(self.folder + "/torch/distributed/__init__.py", "w", encoding="utf-8") as file:
@@ -290,6 +296,7 @@ class Planted(Case):
     def test_one_that_kills_a_process(self):
         self.failed("killed", "SIGSEGV", STAND_IN_AT="Unmap,1,SEGV")
 
+    @by_night
     def test_one_that_errs(self):
         self.failed("failed", "out of memory", STAND_IN_AT="Create,8,fail-all=2")
 
@@ -325,6 +332,7 @@ class Planted(Case):
                 mock.patch.object(_host.Host, "start", starts), mock.patch.object(_host, "GONE_SECONDS", 1):
             yield said
 
+    @by_night
     def test_ranks_that_cannot_be_ended_are_the_failure_of_their_setting(self):
         end, wedged = _processes.Job.end, []
 
@@ -352,6 +360,7 @@ class Planted(Case):
             for pack in row["packs"]:
                 os.unlink(pack)
 
+    @by_night
     def test_memory_that_is_left_is_a_failure_however_much_it_is(self):
         with self.gpus_in_use() as in_use:
             in_use.during = lambda ranks: setattr(in_use, "used", 3 << 30)
@@ -360,6 +369,7 @@ class Planted(Case):
         self.assertEqual(row["outcome"], "failed", row["why"])
         self.assertIn("GPU 0 has 3072 MiB more in use than before", row["why"])
 
+    @by_night
     def test_a_hang_stays_one_if_what_follows_takes_longer_than_the_minutes(self):
         def packs(prover, _setting):
             prover.deadline = time.monotonic()
@@ -370,6 +380,7 @@ class Planted(Case):
         self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "proved", "hung", "skipped"], answer["settings"])
         self.kept_as_failed(answer)
 
+    @by_night
     def test_a_program_that_comes_during_a_run_is_no_failure_of_the_setting(self):
         with self.gpus_in_use() as in_use, mock.patch.object(_prove, "GONE_SECONDS", 0):
             in_use.during = lambda ranks: in_use.pids.append(7)

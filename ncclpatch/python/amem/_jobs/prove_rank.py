@@ -6,6 +6,7 @@ All values are whole numbers, so that each sum is exact. Rank r of s in round n 
 import array
 import contextlib
 import ctypes
+import functools
 import os
 import time
 
@@ -21,10 +22,14 @@ POISON = 0xff
 PROGRAM, NCCL = "program", "nccl"
 
 
+@functools.lru_cache(maxsize=64)  # each collective of a round wants those of all ranks
+def period(times, base, shift):
+    return array.array("f", [times * ((shift + i) % PERIOD) + base for i in range(PERIOD)]).tobytes()
+
+
 def values(times, base, count, first=0):
     """`count` float32 from element `first` on: times * (i % PERIOD) + base."""
-    period = array.array("f", [times * ((first + i) % PERIOD) + base for i in range(PERIOD)]).tobytes()
-    return (period * (count // PERIOD + 1))[:4 * count]
+    return (period(times, base, first % PERIOD) * (count // PERIOD + 1))[:4 * count]
 
 
 class Communicator:

@@ -88,7 +88,9 @@ struct Launch : Named<"cuGraphLaunch"> {
     if (launched.empty()) return real(made, stream);
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     const bool answered = asks != nullptr && asks(on, &status) == CUDA_SUCCESS;
-    CUresult result = CUDA_SUCCESS;
+    // The answer where a stop holds the launch and one of its communicators ends meanwhile: its kernels would pass no other gate,
+    // and may be about memory that is away.
+    CUresult result = CUDA_ERROR_ILLEGAL_STATE;
     if (!answered || status != CU_STREAM_CAPTURE_STATUS_NONE) {  // where it cannot be asked, the launch is refused as well
       result = real(made, stream);
       if (answered || result == CUDA_SUCCESS) graphs::Lost(made, answered ? graphs::kLaunchedIn : graphs::kUnclear);
@@ -98,7 +100,7 @@ struct Launch : Named<"cuGraphLaunch"> {
       result = real(made, stream);
       return result == CUDA_SUCCESS ? nccl::kSuccess : nccl::kInvalidUsage;
     };
-    static_cast<void>(nccl::launches::Launch("cuGraphLaunch", launched, launch, nccl::launches::Made::kAlways));
+    static_cast<void>(nccl::launches::Launch("cuGraphLaunch", launched, launch));
     return result;
   }
 };

@@ -19,12 +19,16 @@ class Graphs : public Intercepted {
   static void SetUpTestSuite() {
     Intercepted::SetUpTestSuite();
     intercept::Widen(LibraryScope::kAll);
-    nccl::Communicator known{.how = "init", .clock = 7, .rank = 0, .ranks = 2, .device = DeviceOrdinal{0}};
+    MakeCommunicator(Address(), 7);
+  }
+  static void MakeCommunicator(ncclComm* address, std::uint64_t clock) {
+    nccl::Communicator known{.how = "init", .clock = clock, .rank = 0, .ranks = 2, .device = DeviceOrdinal{0}};
     known.id = nccl::registry::Begin(known);
-    nccl::registry::Bind(known.id, Address());
+    nccl::registry::Bind(known.id, address);
     nccl::registry::MarkReady(known);
   }
   static ncclComm* Address() { return reinterpret_cast<ncclComm*>(0x5000); }
+  static ncclComm* Another() { return reinterpret_cast<ncclComm*>(0x6000); }  // of a test that makes it
 
   using Ask = CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*);
   // NCCL launches while its stream is captured into that graph, and asks for it. `number`: of the capture.
@@ -32,7 +36,7 @@ class Graphs : public Intercepted {
     BeginToCapture(graph, number);
     launches::graphs::CaptureEnded(graph, number);
   }
-  static void BeginToCapture(CUgraph graph, cuuint64_t number) {
+  static void BeginToCapture(CUgraph graph, cuuint64_t number, ncclComm* of = Address()) {
     static CUgraph captured = nullptr;
     static cuuint64_t number_of_it = 0;
     captured = graph;
@@ -45,7 +49,7 @@ class Graphs : public Intercepted {
     };
     auto* const ask =
         reinterpret_cast<Ask*>(replacements::Bind("cuStreamGetCaptureInfo", 12000, reinterpret_cast<void*>(real), nullptr));
-    const launches::Launched one{launches::FindCounted(Address()), launches::Shape::kCollective, -1, nullptr};
+    const launches::Launched one{launches::FindCounted(of), launches::Shape::kCollective, -1, nullptr};
     launches::Launch("ncclAllReduce", {&one, 1}, [&] {
       CUstreamCaptureStatus status{};
       cuuint64_t id = 0;
@@ -69,8 +73,13 @@ class Graphs : public Intercepted {
   static CUresult Launch(CUgraphExec made, CUresult answer = CUDA_SUCCESS, CUstream stream = nullptr) {
     static CUresult result;
     result = answer;
-    return ForOthers<decltype(cuGraphLaunch)>("cuGraphLaunch", [](CUgraphExec, CUstream) { return result; })(made, stream);
+    CUresult (*const real)(CUgraphExec, CUstream) = [](CUgraphExec, CUstream) { return ++by_driver_, result; };
+    return ForOthers<decltype(cuGraphLaunch)>("cuGraphLaunch", real)(made, stream);
   }
+  static void AwaitHeld() {
+    for (int i = 0; i < 5000 && launches::HeldNow() < 1; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  static inline std::atomic<int> by_driver_{0};  // launches
 };
 
 TEST_F(Graphs, each_launch_of_a_graph_counts_and_is_held) {
@@ -86,12 +95,34 @@ TEST_F(Graphs, each_launch_of_a_graph_counts_and_is_held) {
   EXPECT_EQ(Launched(), 2U) << "the driver refused it";
   launches::Hold({.version = 1});
   std::thread held([] { EXPECT_EQ(Launch(Made(0x20)), CUDA_SUCCESS); });
-  for (int i = 0; i < 5000 && launches::HeldNow() < 1; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  AwaitHeld();
   EXPECT_EQ(launches::HeldNow(), 1);
   EXPECT_EQ(Launched(), 2U);
   launches::LetGo();
   held.join();
   EXPECT_EQ(Launched(), 3U);
+}
+
+// What it launches passes no gate of its own, and its memory may be away.
+TEST_F(Graphs, a_held_graph_is_refused_when_a_communicator_in_it_is_aborted) {
+  MakeCommunicator(Another(), 8);
+  BeginToCapture(Graph(0x10), 1);
+  BeginToCapture(Graph(0x10), 1, Another());
+  launches::graphs::CaptureEnded(Graph(0x10), 1);
+  ASSERT_EQ(Instantiate(Made(0x20), Graph(0x10)), CUDA_SUCCESS);
+  ASSERT_EQ(launches::graphs::LaunchesOf(Made(0x20), nullptr).size(), 2U);
+  const std::uint64_t before = Launched();
+  launches::Hold({.version = 1});
+  CUresult answer = CUDA_SUCCESS;
+  std::thread held([&] { answer = Launch(Made(0x20)); });
+  AwaitHeld();
+  launches::LetHeldLeave(nccl::registry::Detach(Another()));
+  held.join();
+  EXPECT_EQ(answer, CUDA_ERROR_ILLEGAL_STATE);
+  EXPECT_EQ(by_driver_, 0);
+  EXPECT_EQ(Launched(), before);
+  EXPECT_EQ(launches::HeldNow(), 0);
+  launches::LetGo();
 }
 
 TEST_F(Graphs, clones_children_and_updates_have_what_they_were_made_of) {
@@ -191,7 +222,7 @@ TEST_F(Graphs, a_stream_that_the_program_destroys_is_not_waited_for) {
   ASSERT_TRUE(launches::IsAwaited(done));
   launches::Hold({.version = 1});
   std::thread held([&] { EXPECT_EQ(destroy(done), CUDA_SUCCESS); });
-  for (int i = 0; i < 5000 && launches::HeldNow() < 1; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  AwaitHeld();
   EXPECT_TRUE(launches::IsAwaited(done)) << "not while the job is stopped";
   launches::LetGo();
   held.join();

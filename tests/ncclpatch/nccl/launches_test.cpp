@@ -232,8 +232,7 @@ TEST_F(Launches, what_a_graph_has_captured_counts_each_time_that_it_is_launched)
   EXPECT_EQ(why(), "") << "what was made of it has its launches";
 
   const auto launch = [&](std::uintptr_t made, void* stream) {
-    return launches::Launch(
-        "cuGraphLaunch", graphs::LaunchesOf(handle(made), stream), [] { return 0; }, launches::Made::kAlways);
+    return launches::Launch("cuGraphLaunch", graphs::LaunchesOf(handle(made), stream), [] { return 0; });
   };
   launch(0x200, handle(32));
   launch(0x200, handle(32));

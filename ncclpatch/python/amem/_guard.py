@@ -12,6 +12,7 @@ What cannot be known is asked again for a while, and not taken for "runs". A job
 left behind by its command, the guard stays: as process 1 of a container it would take the ranks with it.
 """
 
+import collections
 import ctypes
 import errno
 import json
@@ -28,14 +29,14 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)  # of the program's own; held while it is frozen, and nothing is resumed for them
 TAKEN = {*ENDING, *PASSED_ON, signal.SIGTSTP, signal.SIGCHLD}
 BY_THE_KERNEL = 128  # si_code of what a terminal sends to its process group
-READ_SECONDS, THAW_SECONDS, PARK_SECONDS = 20, 300, 10  # of one try, however many ranks are asked
+READ_SECONDS, THAW_SECONDS, PARK_SECONDS, CHECK_SECONDS = 20, 300, 10, 3  # of one try, however many ranks are asked
 AGAIN_SECONDS, LATER_SECONDS, SAY_SECONDS = 1, 10, 30
 END_SECONDS = 600  # that an end may take; what has not ended by then trains on, and whoever pauses or freezes it means it
 RUNS, PAUSED, UNKNOWN, FROZEN = "runs", "does not resume", "cannot be asked whether it is frozen", "is frozen"
-PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds of that state alone; then it gets its signal: a paused process may die
+PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds since it was found, not to begin anew before the job runs or is frozen; then it gets its signal: a paused process may die
 JOURNAL = re.compile(r"(/.*/[0-9a-f]{16})/tail( \(deleted\))?")  # that a rank has open
 STOPPING = ("held", "arrived", "pausing")  # phases of a rank that is being parked or paused
-REFUSED = 2  # the tool's exit code where a rank does not take the request, because another one is under way for example
+ANOTHER = "another request is under way"  # the tool's answer where a rank does not take its request yet
 HELD = (*STOPPING, "paused", "failed")  # phases of a rank that a request stops
 BACK = ("running", "paused", "lost")  # outcomes of a freeze or thaw after which nothing is frozen any more
 NOT_FROZEN = "the job is not frozen"  # a thaw's answer where journals and driver agree
@@ -57,6 +58,7 @@ class Guard:
         self._steps = {}  # journal of a rank: the last step of a freeze in it, {} for none, as last read
         self._back = {}  # journal of a rank: begun_ns of the freeze from which a thaw found it back, whatever its journal says
         self._said = {}  # about what: when
+        self._put_off = None  # since when signals are, because of a park after which it was not known how the job stands
         self._ends_by = {}  # ending signals that the command has got: when, last
         _LIBC.prctl(SUBREAPER, 1, 0, 0, 0)
         children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, as some callers leave it, it would lose exit codes
@@ -77,10 +79,10 @@ class Guard:
 
     def run(self):
         """Until the command has ended, and no frozen rank of it is left; its exit code, 128 and more of a signal."""
-        state, since = RUNS, 0
+        since = {}  # state: when it was first found after the job last ran or was frozen
         while True:
             if not self._pending and self._code is None:
-                state = RUNS
+                since = {}
                 if self._ends_by:
                     self._end_goes_on()
                 else:
@@ -88,16 +90,17 @@ class Guard:
                 continue
             signals, left = list(self._pending), self._code is not None  # what comes from now on was not asked for
             ending, names = any(info.si_signo in ENDING for info in signals), names_of(signals)
-            now, paused = self._state(ending and not left)
-            if now != state:
-                state, since = now, time.monotonic()
-            waited = time.monotonic() - since
+            state, paused = self._state(ending and not left)
+            if state in (RUNS, FROZEN):
+                since = {}
+            now = time.monotonic()
+            waited = now - since.setdefault(state, now)
             if waited >= PATIENCE[state]:
                 if left:
                     return self._code if self._code >= 0 else 128 - self._code
                 if state != RUNS:
                     say("the job %s, since %d s; it gets %s" % (state, waited, names))
-                self._deliver(signals)
+                self._deliver(signals, state)
                 continue
             if left:
                 self._say("left", "the command has ended, and its job %s; the guard stays until no rank is frozen" % state)
@@ -168,14 +171,25 @@ class Guard:
         signal.sigtimedwait({signal.SIGCONT}, 0)  # which woke this process, and is passed on to all that were stopped
         self._to_command(os.killpg, signal.SIGCONT)
 
-    def _deliver(self, signals):
-        """The ending ones first. Where one of them is to find the job parked, all do."""
-        if any(info.si_signo in self._park_on for info in signals) and not self._park(names_of(signals)) and self._state(False)[0] == FROZEN:
-            return  # a freeze was under way; it is thawed first
+    def _deliver(self, signals, state):
+        """The ending ones first. Where one of them is to find the job parked, all do. `state`: of the job, as it was found before."""
+        if any(info.si_signo in self._park_on for info in signals):
+            parked, text = self._park(names_of(signals))
+            now = RUNS if parked else self._state(False)[0]
+            if now == FROZEN or (now == UNKNOWN and state == RUNS and self._may_put_off()):
+                return  # a freeze is under way, or may be; it is thawed first
+            say(text)
+        self._put_off = None
         for info in sorted(signals, key=lambda info: info.si_signo not in ENDING):
             self._to_command(os.killpg if info.si_code == BY_THE_KERNEL else os.kill, info.si_signo)
         self._ends_by.update({signal.Signals(info.si_signo).name: time.monotonic() for info in signals if info.si_signo in ENDING})
         del self._pending[:len(signals)]
+
+    def _may_put_off(self):
+        """What a job that ran before a park gets, while it cannot be known how it stands since; not for longer than where it was not known before."""
+        now = time.monotonic()
+        self._put_off = now if self._put_off is None else self._put_off
+        return now - self._put_off < PATIENCE[UNKNOWN]
 
     def _to_command(self, send, number):
         if self._code is not None:
@@ -194,7 +208,7 @@ class Guard:
     # ---- the tool
 
     def _ask(self, seconds, *commands):
-        """(exit code, output) of each command of the tool, asked side by side; None: it did not end in time, or cannot be started."""
+        """(exit code, output, errors) of each command of the tool, asked side by side; None: it did not end in time, or cannot be started."""
         tools, end = [self._start(command) for command in commands], time.monotonic() + seconds
         pids = [tool[0] for tool in tools if tool]
         while any(self._waited_for[pid] is None for pid in pids) and time.monotonic() < end:
@@ -202,30 +216,31 @@ class Guard:
         return [self._answer(*tool) if tool else None for tool in tools]
 
     def _start(self, words):
-        """(pid, descriptor of its output)"""
-        output = -1
+        """(pid, descriptors of its output and of its errors)"""
+        files = [_LIBC.memfd_create(b"amem-guard", CLOSED_ON_EXEC) for _ in range(2)]  # os.memfd_create is not in every Python
         try:
-            output = _LIBC.memfd_create(b"amem-guard", CLOSED_ON_EXEC)  # os.memfd_create is not in every Python
-            if output < 0:
-                return None
+            if min(files) < 0:
+                raise OSError
             tool = subprocess.Popen([self._replay, *words], env=_why.environment(), stdin=subprocess.DEVNULL,  # pylint: disable=consider-using-with
-                                    stdout=output, stderr=subprocess.DEVNULL)
+                                    stdout=files[0], stderr=files[1])
         except OSError:
-            if output >= 0:
-                os.close(output)
+            for file in files:
+                if file >= 0:
+                    os.close(file)
             return None
         tool.returncode = 0  # it is waited for here
         self._waited_for[tool.pid] = None
-        return tool.pid, output
+        return tool.pid, files
 
-    def _answer(self, pid, output):
-        code = self._waited_for.pop(pid)
-        with open(output, "rb") as file:
-            if code is None:
-                os.kill(pid, signal.SIGKILL)  # it is not waited for: what hangs in the kernel does not end
-                return None
-            file.seek(0)
-            return code, file.read().decode(errors="replace")
+    def _answer(self, pid, files):
+        code, texts = self._waited_for.pop(pid), []
+        if code is None:
+            os.kill(pid, signal.SIGKILL)  # it is not waited for: what hangs in the kernel does not end
+        for file in files:
+            with open(file, "rb") as opened:
+                opened.seek(0)
+                texts.append(opened.read().decode(errors="replace"))
+        return None if code is None else (code, *texts)
 
     # ---- the job
 
@@ -284,41 +299,54 @@ class Guard:
         return None
 
     def _park(self, names):
-        """All jobs under this process; those that stand already stay so. Whether all are parked."""
+        """All jobs under this process; those that stand already stay so. (whether all are parked, what that is to be called when they get their signal)"""
         all_seen = self._find_ranks()
-        left, end, refusal, goes_on = sorted(self._ranks), time.monotonic() + PARK_SECONDS, "", True
-        if not left:
-            say("no rank was found that could be parked; the command gets %s" % names)
-        while left and goes_on and self._code is None and time.monotonic() < end:
+        ranks = sorted(self._ranks)
+        if not ranks:
+            return False, "no rank was found that could be parked; the command gets %s" % names
+        left, refusal = self._park_each(ranks, time.monotonic() + PARK_SECONDS)
+        if refusal is None:
+            return False, "it is not known whether the job is parked (amem park did not end); it gets %s" % names
+        if refusal:
+            return False, "%s be parked (amem park %s), and gets %s as it is" % ("the job cannot" if left == ranks else "not all of the job can", refusal, names)
+        if left:
+            return False, "not all of the job was parked in time; it gets %s" % names
+        return all_seen, ("the job is parked, and gets %s" if all_seen else "the ranks that can be seen are parked, and perhaps not all of the job; it gets %s") % names
+
+    def _park_each(self, ranks, end):
+        """(those of the ranks that are not known to be parked by then, what the tool has said of the first of them; None: it did not end)"""
+        left, refusal = ranks, ""
+        while left and self._code is None and time.monotonic() < end:
             seconds = end - time.monotonic()
             answer = self._ask(seconds, ["park", left[0], "--deadline", str(max(1, int(seconds - 1))), "--json"])[0]
             parked = parked_by(answer)
-            refusal = "" if parked else "did not end" if answer is None else "ended with %d" % answer[0]
             if parked:
-                left = [rank for rank in left[1:] if rank not in parked]
-            elif answer and answer[0] == REFUSED:
+                parked.add(left[0])
+            elif answer is None:  # it may have parked them all the same
+                parked = {rank for rank, found in self._lives(CHECK_SECONDS) if any(one[2] for one in phases(found))}
+            left = [rank for rank in left if rank not in parked]
+            refusal = "" if parked else answer and ended_with(answer)
+            if answer and is_for_another(answer):
                 self._wait_for(AGAIN_SECONDS)
-            else:
-                goes_on = False
-        if refusal:
-            say("the job cannot be parked (amem park %s), and gets %s as it is" % (refusal, names))
-        elif left:
-            say("not all of the job was parked in time; it gets %s" % names)
-        elif self._ranks:
-            say(("the job is parked, and gets %s" if all_seen else "the ranks that can be seen are parked, and perhaps not all of the job; it gets %s") % names)
-        return not left and all_seen
+            elif not parked:
+                break
+        return left, refusal
 
     def _find_ranks(self):
         """The journals of all ranks among the processes under this one, whatever their AMEM_JOURNAL_DIR is. False: some may be missing; those of
         before whose process is there are kept."""
-        (first, seen), (second, seen_again) = below(os.getpid()), below(os.getpid())  # a parent that ends meanwhile hides its children from one of them
-        found, known = {}, seen and seen_again
-        for pid in first | second:
+        (first, doubted, seen), (second, doubted_again, seen_again) = below(os.getpid()), below(os.getpid())  # a parent that ends meanwhile hides its children from one of them
+        found, known, tools = {}, seen and seen_again, set(self._waited_for)
+        for pid in (first | second) - tools:
             why, journals = journals_of(pid)
             if why:
                 known = False
                 self._say("unseen", "whether process %d has a rank cannot be seen: %s" % (pid, why))
             found.update(dict.fromkeys(journals, pid))
+        for pid in (doubted & doubted_again) - first - second:
+            if journals_of(pid)[1]:
+                known = False
+                self._say("doubted", "whether process %d, which has a rank, is of this job cannot be seen: a parent of it is hidden" % pid)
         kept = {} if known else {rank: pid for rank, pid in self._ranks.items() if os.path.exists("/proc/%d" % pid)}
         self._ranks = {**kept, **found}
         return known
@@ -368,6 +396,16 @@ def parked_by(answer):
         return set()
 
 
+def ended_with(answer):
+    """The tool's exit code, and its last word."""
+    return ": ".join(["ended with %d" % answer[0], *[line.strip() for line in answer[2].split("\n") if line.strip()][-1:]])
+
+
+def is_for_another(answer):
+    """Whether the tool was refused because the ranks serve another request, and may be asked again."""
+    return answer[0] != 0 and ANOTHER in answer[2]
+
+
 def phases(answer):
     """By `amem ls --live`, [(phase, whether the program itself has paused, whether the rank is parked)]; nothing where that cannot be asked."""
     try:
@@ -389,53 +427,86 @@ def is_paused_from_outside(answer, parks):
 
 
 def below(pid):
-    """(all processes that came from one, whether none is missing)"""
-    parents, known = {}, True
+    """(all processes that came from one, those of which it cannot be seen whether they did, whether none else is missing)"""
+    lives, known = {}, True
     try:
         for entry in os.listdir("/proc"):
             if entry.isdigit():
-                life, parents[int(entry)] = life_of(entry)
-                known &= life != "?"
+                lives[int(entry)] = life = life_of(entry)
+                known &= life.state != "?"
     except OSError:
         known = False
-    found, more = set(), {pid}
+    began = lives.get(pid, NO_LIFE).began
+    orphans = {one for one, life in lives.items() if one != pid and life.parent != 0 and life.began >= began and lives.get(life.parent, NO_LIFE).state == HIDDEN}
+    return family({pid}, lives) - {pid}, family(orphans, lives), known
+
+
+def family(parents, lives):
+    """With all their children."""
+    found, more = set(), parents
     while more:
-        more = {child for child, parent in parents.items() if parent in more} - found
         found |= more
-    return found, known
+        more = {child for child, life in lives.items() if life.parent in more} - found
+    return found
+
+
+Life = collections.namedtuple("Life", "state parent began")  # as /proc has them; "X": it has ended, "?": not known
+HIDDEN = "hidden"  # state of what a user may not see: with hidepid another's process, which is no rank of theirs, and may have started one
+NO_LIFE = Life(HIDDEN, 0, 0)  # of a process that /proc does not list
 
 
 def life_of(entry):
-    """(state, parent) of a process of /proc; "X": it has ended, "?": not known."""
+    """Of a process of /proc, or of one of its threads."""
     try:
         with open("/proc/%s/stat" % entry, encoding="utf-8", errors="replace") as file:
             words = file.read().rpartition(")")[2].split()
-        return words[0], int(words[1])
+        return Life(words[0], int(words[1]), int(words[19]))
     except (IndexError, ValueError):
-        return "X", 0
+        return Life("X", 0, 0)
     except OSError as error:
-        gone = error.errno in GONE
-        try:  # with hidepid=1 a user sees no other's, which is no rank of theirs
-            gone |= isinstance(error, PermissionError) and os.stat("/proc/%s" % entry).st_uid != os.geteuid() != 0
+        state = "X" if error.errno in GONE else "?"
+        try:
+            if isinstance(error, PermissionError) and os.stat("/proc/%s" % entry).st_uid != os.geteuid() != 0:
+                state = HIDDEN
         except OSError as second:
-            gone = second.errno in GONE
-        return "X" if gone else "?", 0
+            state = "X" if second.errno in GONE else state
+        return Life(state, 0, 0)
 
 
 def journals_of(pid):
-    """(why they are not known, the journals that a process has open)"""
-    found, why, folder = set(), "", "/proc/%d/fd" % pid
-    try:
-        for descriptor in os.listdir(folder):
-            try:
-                match = JOURNAL.fullmatch(os.readlink("%s/%s" % (folder, descriptor)))
-            except OSError as error:
-                why = why if error.errno in GONE else error.strerror
-                continue
-            if match:
+    """(why they are not known, the journals that a process has open to write them: others only read)"""
+    found, why = set(), ""
+    for place in threads_of(pid):
+        folder = "/proc/" + place
+        try:
+            for descriptor in os.listdir(folder + "/fd"):
+                try:
+                    match = JOURNAL.fullmatch(os.readlink("%s/fd/%s" % (folder, descriptor)))
+                    if not match or not is_written("%s/fdinfo/%s" % (folder, descriptor)):
+                        continue
+                except OSError as error:
+                    why = why if error.errno in GONE else error.strerror
+                    continue
                 found.add(match.group(1))
                 why = "its journal was removed" if match.group(2) else why
-    except OSError as error:
-        if error.errno not in GONE and life_of(pid)[0] not in "ZX":  # a zombie has nothing open
-            why = error.strerror
+        except OSError as error:
+            if error.errno not in GONE and life_of(place).state not in ("Z", "X", HIDDEN):
+                why = error.strerror
     return why, found
+
+
+def threads_of(pid):
+    """The first, whose descriptors are the process's; once it has ended, and shows none any more, the others too."""
+    yield str(pid)
+    if life_of(pid).state == "Z":
+        try:
+            yield from ("%d/task/%s" % (pid, thread) for thread in os.listdir("/proc/%d/task" % pid) if thread != str(pid))
+        except OSError:
+            pass  # it is waited for by now
+
+
+def is_written(path):
+    """Whether a descriptor was opened for writing, by its file in fdinfo."""
+    with open(path, encoding="utf-8") as file:
+        flags = next((line.split()[1] for line in file if line.startswith("flags:")), "0")
+    return int(flags, 8) & (os.O_WRONLY | os.O_RDWR) != 0

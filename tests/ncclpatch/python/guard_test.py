@@ -14,6 +14,7 @@ import tempfile
 import time
 import types
 import unittest
+from unittest import mock
 
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
 PLACE = tempfile.mkdtemp(prefix="amem-gt-", dir="/tmp")
@@ -128,7 +129,7 @@ class Guarded(unittest.TestCase):
             os.mkdir(name)
             with open(name + "/tail", "w", encoding="utf-8"):
                 pass
-        opened = "".join("exec %d<%s/tail; " % (number + 3, name) for number, name in enumerate(names))
+        opened = "".join("exec %d<>%s/tail; " % (number + 3, name) for number, name in enumerate(names))
         self.popen(["-c", HURRIED, "run", "--guard", "--", "sh", "-c", opened + "echo up; " + then], under)
         self.assertEqual(self.process.stdout.readline(), "up\n")
 
@@ -225,7 +226,7 @@ class Guarded(unittest.TestCase):
 
     def test_a_park_that_meets_another_request_is_asked_for_again(self):
         """As where each task of a job has a guard of its own, and all get the signal."""
-        self.rule('case $1 in park) [ -e "%s/met" ] || { touch "%s/met"; exit 2; };; esac' % (self.folder, self.folder))
+        self.rule('case $1 in park) [ -e "%s/met" ] || { touch "%s/met"; echo "amem-replay: another request is under way, by pid 1" >&2; exit 2; };; esac' % (self.folder, self.folder))
         self.start("--park-on", "TERM")
         self.process.send_signal(signal.SIGTERM)
         self.until_parked()
@@ -456,6 +457,143 @@ class Answers(unittest.TestCase):
         for nothing in (None, (3, "{}"), (0, "no JSON"), (0, "[]")):
             self.assertFalse(guard.is_paused_from_outside(nothing, False))
             self.assertFalse(guard.all_run(nothing, True))
+
+
+class Decisions(unittest.TestCase):
+    """What the guard makes of answers, on a clock of its own."""
+
+    def setUp(self):
+        sys.path.insert(0, PACKAGE)
+        self.guard, self.now, self.said = __import__("amem._guard", fromlist=["Guard"]), 0, []
+        self.made = made = self.guard.Guard.__new__(self.guard.Guard)
+        made.pid, made._code, made._park_on, made._ends_by, made._said, made._put_off, made._waited_for, made._ranks = 1, None, frozenset(), {}, {}, None, {}, {}
+        made._pending = [types.SimpleNamespace(si_signo=signal.SIGTERM, si_code=0)]
+        made._to_command = lambda _send, number: (self.said.append("sent %d at %d" % (number, self.now)), setattr(made, "_code", 0))
+        made._wait_for = lambda seconds: setattr(self, "now", self.now + seconds)
+        made._bring_back = lambda state, _paused: self.said.append("brings back") if state == self.guard.PAUSED else None
+        for name, value in ("time", types.SimpleNamespace(monotonic=self.passes)), ("say", self.said.append):
+            patched = mock.patch.object(self.guard, name, value)
+            patched.start()
+            self.addCleanup(patched.stop)
+
+    def passes(self):
+        """No two readings are the same."""
+        self.now += 1e-6
+        return self.now
+
+    def states(self, *states):
+        """The job is found in, one after the other, and the last two again and again."""
+        found = itertools.chain(states, itertools.cycle(states[-2:]))
+        self.made._state = lambda _ending: (next(found), "/rank") if self.made._code is None else (self.guard.RUNS, None)
+
+    def sent(self):
+        """When the command has got its signal."""
+        self.assertEqual(self.made.run(), 0)
+        return int(next(line for line in self.said if line.startswith("sent ")).split()[-1])
+
+    def test_patience_does_not_begin_anew_where_one_doubt_follows_another(self):
+        guard = self.guard
+        self.states(guard.PAUSED, guard.UNKNOWN)
+        self.assertEqual(self.sent(), 20)
+        self.assertIn("brings back", self.said)
+
+    def test_a_job_that_was_not_known_to_be_paused_is_resumed_before_it_gets_its_signal(self):
+        guard = self.guard
+        self.states(*[guard.UNKNOWN] * 30, guard.PAUSED, guard.RUNS, guard.RUNS)
+        self.assertEqual(self.sent(), 31)
+        self.assertIn("brings back", self.said)
+
+    def test_a_job_that_cannot_be_asked_after_a_park_is_not_taken_for_one_that_runs(self):
+        guard = self.guard
+        self.made._park_on = {signal.SIGTERM}
+        self.made._park = lambda _names: (False, "not parked")
+        self.states(guard.RUNS, guard.UNKNOWN, guard.UNKNOWN)
+        self.assertEqual(self.sent(), 60)
+        self.assertEqual(self.said[-2:], ["not parked", "sent 15 at 60"])
+
+    def test_a_job_that_cannot_be_asked_after_each_park_gets_its_signal_in_the_end(self):
+        guard = self.guard
+        self.made._park_on = {signal.SIGTERM}
+        self.made._park = lambda _names: (setattr(self, "now", self.now + 7), (False, "not parked"))[1]
+        self.states(guard.RUNS, guard.UNKNOWN)
+        self.assertEqual(self.sent(), 70)
+
+    def park(self, answer, parked=False):
+        """What is said with the signal where the tool answers so to a park. `parked`: what it then says of the rank; None: nothing."""
+        def ask(_seconds, *commands):
+            if commands[0][0] == "park":
+                return [answer]
+            return [parked if parked is None else (0, json.dumps({"ranks": [{"phase": "paused", "parked": parked}]}), "")]
+        self.made._ask, self.made._ranks, self.made._find_ranks = ask, {"/rank": 1}, lambda: True
+        return self.made._park("SIGTERM")
+
+    def test_a_park_that_was_cut_short_is_asked_about(self):
+        self.assertEqual(self.park(None, True), (True, "the job is parked, and gets SIGTERM"))
+        for parked in (False, None):
+            self.assertEqual(self.park(None, parked), (False, "it is not known whether the job is parked (amem park did not end); it gets SIGTERM"))
+
+    def test_a_refusal_that_lasts_is_said_at_once_and_why(self):
+        self.assertEqual(self.park((2, "", "amem-replay: no\namem-replay: too old\n"))[1], "the job cannot be parked (amem park ended with 2: amem-replay: too old), and gets SIGTERM as it is")
+        self.assertLess(self.now, 1)
+        text = "amem-replay: rank 0: another request is under way, by pid 7"
+        self.assertIn(text, self.park((2, "", text))[1])
+        self.assertGreaterEqual(self.now, self.guard.PARK_SECONDS)
+
+
+class Processes(unittest.TestCase):
+    """Which processes have ranks."""
+
+    def setUp(self):
+        sys.path.insert(0, PACKAGE)
+        self.guard = __import__("amem._guard", fromlist=["journals_of"])
+        self.journal = tempfile.mkdtemp(dir=PLACE) + "/%016x" % 7
+        os.mkdir(self.journal)
+        with open(self.journal + "/tail", "w", encoding="utf-8"):
+            self.assertEqual(self.guard.journals_of(os.getpid()), ("", {self.journal}))
+
+    def test_who_reads_a_journal_is_no_rank(self):
+        with open(self.journal + "/tail", encoding="utf-8"):
+            self.assertEqual(self.guard.journals_of(os.getpid()), ("", set()))
+
+    def test_a_rank_whose_first_thread_has_ended_is_one(self):
+        code = "import ctypes, sys, threading, time; file = open(sys.argv[1], 'r+'); threading.Thread(target=time.sleep, args=(60,)).start(); ctypes.CDLL(None).syscall(60, 0)"
+        process = subprocess.Popen([sys.executable, "-c", code, self.journal + "/tail"])  # pylint: disable=consider-using-with
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.assertTrue(Guarded.comes_to(process.pid, "Z"))
+        self.assertEqual(self.guard.journals_of(process.pid), ("", {self.journal}))
+        process.kill()
+        process.wait()
+        self.assertEqual(self.guard.journals_of(process.pid), ("", set()))
+
+    def family(self, lives):
+        lives = {str(pid): self.guard.Life(*life) for pid, life in lives.items()}
+        with mock.patch.object(self.guard, "life_of", lives.get), mock.patch.object(self.guard.os, "listdir", lambda _path: list(lives)):
+            return self.guard.below(10)
+
+    def test_what_a_hidden_process_may_have_started_is_doubted(self):
+        lives = {1: ("S", 0, 0), 10: ("S", 1, 5), 11: ("S", 10, 6), 14: ("S", 1, 6)}
+        self.assertEqual(self.family(lives), ({11}, set(), True))
+        # 12 is hidden: /proc does not list it, or lets nobody read it. It has started 13, which has started 15; 16 was there before.
+        hidden = {**lives, 13: ("S", 12, 7), 15: ("S", 13, 8), 16: ("S", 12, 4)}
+        self.assertEqual(self.family(hidden), ({11}, {13, 15}, True))
+        self.assertEqual(self.family({**hidden, 12: (self.guard.HIDDEN, 0, 0)}), ({11}, {13, 15}, True))
+
+    def test_a_rank_that_is_doubted_makes_the_job_unknown(self):
+        made = self.guard.Guard.__new__(self.guard.Guard)
+        made._waited_for, made._ranks, made._said = {}, {}, {}
+        said = []
+        with mock.patch.object(self.guard, "say", said.append), open(self.journal + "/tail", "r+", encoding="utf-8"):
+            for doubted, known in ({os.getpid()}, False), (set(), True):
+                with mock.patch.object(self.guard, "below", lambda _pid, doubted=doubted: (set(), doubted, True)):
+                    self.assertEqual((made._find_ranks(), made._ranks), (known, {}))
+        self.assertIn("a parent of it is hidden", said[0])
+
+    def test_a_tool_of_the_guards_own_is_no_rank(self):
+        made = self.guard.Guard.__new__(self.guard.Guard)
+        made._waited_for, made._ranks, made._said = {os.getpid(): None}, {}, {}
+        with mock.patch.object(self.guard, "below", lambda _pid: ({os.getpid()}, set(), True)), open(self.journal + "/tail", "r+", encoding="utf-8"):
+            self.assertEqual((made._find_ranks(), made._ranks), (True, {}))
 
 
 class TheJobForGpus(unittest.TestCase):

@@ -40,17 +40,21 @@ struct CudaDriver::CudaStreamMoment final : StreamMoment, NoCopies {
 };
 
 Status CudaDriver::OnProgramStream(DeviceOrdinal device, const char* call, void* stream,
-                                   const std::function<int(void* stream)>& use) {
+                                   const std::function<int(void* stream)>& use, Capture after) {
   AMEM_ASSIGN(const auto opened, core_->Open(device));
   const CudaCalls& calls = core_->calls;
   InContext current(calls, ContextFor(calls, device, opened.context, stream));
-  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
-  current.Call(calls.stream_is_capturing, static_cast<CUstream>(stream), &capture);
-  if (current.result() == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE) {
+  const auto is_captured = [&] {
+    CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    current.Call(calls.stream_is_capturing, static_cast<CUstream>(stream), &capture);
+    return current.result() == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE;
+  };
+  bool captured = is_captured();
+  if (!captured) current.Call([&] { return static_cast<CUresult>(use(stream)); });
+  if (!captured && after == Capture::kRefused) captured = is_captured();
+  if (captured)
     return {Code::kRefused, fmt::format("{} on device {}: a stream capture is running there; end it first", call, device.value),
             cuda::kCaptureUnsupported};
-  }
-  current.Call([&] { return static_cast<CUresult>(use(stream)); });
   return current.ok() ? Status{} : core_->Failure(current.result(), fmt::format("{} device {}", call, device.value));
 }
 
@@ -60,17 +64,20 @@ Result<std::unique_ptr<StreamMoment>> CudaDriver::MomentOf(DeviceOrdinal device,
       calls.event_query == nullptr || calls.stream_context == nullptr || calls.stream_wait == nullptr)
     return Status{Code::kUnsupported, "the CUDA driver has no events"};
   std::unique_ptr<StreamMoment> moment;
-  AMEM_TRY(OnProgramStream(device, "cuEventRecord", stream, [&](void* theirs) -> int {
-    CUcontext context = nullptr;
-    CUevent event = nullptr;
-    if (const CUresult result = calls.stream_context(static_cast<CUstream>(theirs), &context); result != CUDA_SUCCESS)
-      return result;
-    InContext current(calls, context);
-    current.Call(calls.event_create, &event, CU_EVENT_DISABLE_TIMING);
-    if (!current.ok()) return current.result();
-    moment = std::make_unique<CudaStreamMoment>(core_, context, event);
-    return calls.event_record(event, static_cast<CUstream>(theirs));
-  }));
+  AMEM_TRY(OnProgramStream(
+      device, "cuEventRecord", stream,
+      [&](void* theirs) -> int {
+        CUcontext context = nullptr;
+        CUevent event = nullptr;
+        if (const CUresult result = calls.stream_context(static_cast<CUstream>(theirs), &context); result != CUDA_SUCCESS)
+          return result;
+        InContext current(calls, context);
+        current.Call(calls.event_create, &event, CU_EVENT_DISABLE_TIMING);
+        if (!current.ok()) return current.result();
+        moment = std::make_unique<CudaStreamMoment>(core_, context, event);
+        return calls.event_record(event, static_cast<CUstream>(theirs));
+      },
+      Capture::kRefused));
   return moment;
 }
 

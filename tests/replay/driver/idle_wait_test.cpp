@@ -78,6 +78,36 @@ TEST_F(IdleWaitTest, a_moment_of_a_stream_is_waited_for_and_not_what_the_stream_
   EXPECT_TRUE(driver_->AwaitMoment(kGpu, **during, In(milliseconds(200))).ok());
 }
 
+// It would be invalidated by the question whether the event that was recorded into it is done.
+TEST_F(IdleWaitTest, a_capture_that_begins_just_before_the_event_is_recorded_goes_on) {
+  static decltype(&cuGetProcAddress) look_up = nullptr;
+  static decltype(&cuEventRecord) record = nullptr;
+  static decltype(&cuStreamBeginCapture) begin = nullptr;
+  look_up = Find<decltype(look_up)>("cuGetProcAddress_v2");
+  record = Find<decltype(record)>("cuEventRecord");
+  begin = Find<decltype(begin)>("cuStreamBeginCapture_v2");
+  decltype(look_up)
+      const hurried = [](const char* name, void** found, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* why) {
+        const CUresult result = look_up(name, found, version, flags, why);
+        CUresult (*const hurries)(CUevent, CUstream) = [](CUevent event, CUstream of) {
+          EXPECT_EQ(begin(of, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+          return record(event, of);
+        };
+        if (std::string_view(name) == "cuEventRecord") *found = reinterpret_cast<void*>(hurries);
+        return result;
+      };
+  const auto driver = *CudaDriver::Load([&](const char*) { return reinterpret_cast<void*>(hurried); });
+  CUstream stream = nullptr;
+  CUgraph graph = nullptr;
+  ASSERT_EQ(Find<decltype(&cuCtxSetCurrent)>("cuCtxSetCurrent")(primary_), CUDA_SUCCESS);
+  ASSERT_EQ(Find<decltype(&cuStreamCreate)>("cuStreamCreate")(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  const auto moment = driver->MomentOf(kGpu, stream);
+  EXPECT_EQ(moment.status().code(), Code::kRefused);
+  EXPECT_NE(moment.status().message().find("a stream capture is running there"), std::string::npos)
+      << moment.status().message();
+  EXPECT_EQ(Find<decltype(&cuStreamEndCapture)>("cuStreamEndCapture")(stream, &graph), CUDA_SUCCESS);
+}
+
 TEST_F(IdleWaitTest, a_default_stream_is_that_of_the_device_that_is_named_and_not_of_the_threads) {
   constexpr DeviceOrdinal kOther{1};
   CUcontext other = nullptr;

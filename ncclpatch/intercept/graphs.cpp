@@ -78,6 +78,15 @@ struct Destroy : Named<Name> {
   }
 };
 
+// Of a default stream AMem's thread knows that of the GPU's primary context.
+void NoteContext(std::span<const nccl::launches::Launched> launched, CUstream stream) {
+  if (stream != nullptr && stream != CU_STREAM_LEGACY) return;
+  const CUcontext current = CurrentContext();
+  for (const nccl::launches::Launched& one : launched)
+    if (current == nullptr || PrimaryContext(DeviceOrdinal{one.counted->device}) != current)
+      one.counted->unawaited.store("by a CUDA graph on the default stream of another context than its GPU's primary one");
+}
+
 struct Launch : Named<"cuGraphLaunch"> {
   static CUresult Call(CUresult (*real)(CUgraphExec, CUstream), CUgraphExec made, CUstream stream) {
     static const auto of_thread = reinterpret_cast<void*>(hook::DriverFunction<decltype(cuGraphLaunch)>("cuGraphLaunch_ptsz"));
@@ -98,6 +107,7 @@ struct Launch : Named<"cuGraphLaunch"> {
     }
     const auto launch = [&]() noexcept {
       result = real(made, stream);
+      if (result == CUDA_SUCCESS) NoteContext(launched, on);
       return result == CUDA_SUCCESS ? nccl::kSuccess : nccl::kInvalidUsage;
     };
     static_cast<void>(nccl::launches::Launch("cuGraphLaunch", launched, launch));

@@ -125,6 +125,25 @@ TEST_F(Graphs, a_held_graph_is_refused_when_a_communicator_in_it_is_aborted) {
   launches::LetGo();
 }
 
+// AMem's thread waits for that of the GPU's primary context.
+TEST_F(Graphs, the_default_stream_of_another_context_is_named) {
+  CUcontext other = nullptr, popped = nullptr;
+  CUstream stream = nullptr;
+  ASSERT_EQ((Plain<CUresult(CUcontext*, unsigned, CUdevice)>("cuCtxCreate_v2")(&other, 0, 0)), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxPopCurrent)(&popped), CUDA_SUCCESS);
+  Capture(Graph(0x10));
+  ASSERT_EQ(Instantiate(Made(0x20), Graph(0x10)), CUDA_SUCCESS);
+  EXPECT_EQ(Launch(Made(0x20)), CUDA_SUCCESS);
+  ASSERT_EQ(PLAIN(cuCtxPushCurrent)(other), CUDA_SUCCESS);
+  EXPECT_EQ(Launch(Made(0x20), CUDA_SUCCESS, stream), CUDA_SUCCESS);
+  EXPECT_EQ(Launch(Made(0x20), CUDA_ERROR_INVALID_VALUE), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(WhyNot(), "");
+  EXPECT_EQ(Launch(Made(0x20), CUDA_SUCCESS, CU_STREAM_LEGACY), CUDA_SUCCESS);
+  EXPECT_NE(WhyNot().find("on the default stream of another context"), std::string::npos) << WhyNot();
+  ASSERT_EQ(PLAIN(cuCtxDestroy)(other), CUDA_SUCCESS);
+}
+
 TEST_F(Graphs, clones_children_and_updates_have_what_they_were_made_of) {
   const std::uint64_t before = Launched();
   Capture(Graph(0x110));

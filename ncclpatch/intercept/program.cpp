@@ -7,6 +7,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -153,16 +154,33 @@ Result<Session::TagPart> SharedPartAt(CUdeviceptr address) {
 // a later call. Which of them go on, the driver is asked.
 class Captures {
  public:
-  void Begin(CUstream stream) {
+  struct Capture {
+    CUcontext context = nullptr;  // that it goes with
+    cuuint64_t number = 0;        // as NumberOn has it, where it was asked for
+  };
+  void Begin(CUstream stream) { Put(stream, {ContextOf(stream)}); }
+  void Put(CUstream stream, const Capture& capture) {
     const Key key = KeyOf(stream);
     if (key.thread != 0) EndWithThread();
-    Change([&] { streams_[key] = ContextOf(stream); });
+    Change([&] { streams_[key] = capture; });
   }
-  void End(CUstream stream) {
-    if (any_.load()) Change([&] { streams_.erase(KeyOf(stream)); });
+  // Of the driver, of a capture that goes on. It says it of no broken one.
+  void AskForNumber(CUstream stream) {
+    const cuuint64_t number = NumberOn(stream);
+    Change([&] {
+      if (const auto found = streams_.find(KeyOf(stream)); found != streams_.end()) found->second.number = number;
+    });
+  }
+  std::optional<Capture> End(CUstream stream) {
+    std::optional<Capture> ended;
+    if (any_.load())
+      Change([&] {
+        if (const auto node = streams_.extract(KeyOf(stream)); !node.empty()) ended = node.mapped();
+      });
+    return ended;
   }
   void EndOf(CUcontext context) {
-    if (any_.load()) Change([&] { std::erase_if(streams_, [&](const auto& one) { return one.second == context; }); });
+    if (any_.load()) Change([&] { std::erase_if(streams_, [&](const auto& one) { return one.second.context == context; }); });
   }
   void EndOfThread(pid_t thread) {
     if (any_.load()) Change([&] { std::erase_if(streams_, [&](const auto& one) { return one.first.thread == thread; }); });
@@ -250,7 +268,7 @@ class Captures {
  private:
   std::atomic<bool> any_{false};  // captures, or what waits for their end
   std::mutex mutex_;
-  std::map<Key, CUcontext> streams_;  // with the context that each goes with
+  std::map<Key, Capture> streams_;
   std::set<CUdeviceptr> freed_;
 };
 
@@ -387,6 +405,7 @@ struct BeginsCapture : Named<Name, Exported> {
   static CUresult Call(F* real, CUstream stream, A... arguments) {
     Forever<Captures>().Begin(stream);
     const CUresult result = real(stream, arguments...);
+    if (result == CUDA_SUCCESS && TakesAll()) Forever<Captures>().AskForNumber(stream);
     if (result != CUDA_SUCCESS && !Captures::IsCaptured(stream)) Forever<Captures>().End(stream);
     return result;
   }
@@ -398,11 +417,12 @@ using BeginCaptureToGraph =
 struct EndCapture : Named<"cuStreamEndCapture"> {
   static CUresult Call(CUresult (*real)(CUstream, CUgraph*), CUstream stream, CUgraph* graph) {
     const bool is_followed = TakesAll() && Captures::IsCaptured(stream);
-    const cuuint64_t capture = is_followed ? Captures::NumberOn(stream) : 0;
+    cuuint64_t capture = is_followed ? Captures::NumberOn(stream) : 0;
     const CUresult result = real(stream, graph);
     if (result != CUDA_SUCCESS && Captures::IsCaptured(stream)) return result;
-    Forever<Captures>().End(stream);
+    const auto known = Forever<Captures>().End(stream);
     if (!is_followed) return result;
+    if (capture == 0 && known) capture = known->number;
     const bool has_graph = result == CUDA_SUCCESS && graph != nullptr && *graph != nullptr;
     has_graph ? nccl::launches::graphs::CaptureEnded(*graph, capture) : nccl::launches::graphs::CaptureFailed(capture);
     return result;

@@ -144,6 +144,29 @@ TEST_F(Graphs, the_default_stream_of_another_context_is_named) {
   ASSERT_EQ(PLAIN(cuCtxDestroy)(other), CUDA_SUCCESS);
 }
 
+// The driver does not say the number of one that is broken.
+TEST_F(Graphs, a_broken_capture_is_not_taken_for_another) {
+  MakeCommunicator(Another(), 8);
+  CUstream whole = nullptr, broken = nullptr;
+  CUgraph graph = nullptr;
+  const auto begin = [&](CUstream& stream, CUstreamCaptureMode mode) {
+    EXPECT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    EXPECT_EQ(OF_DRIVER(cuStreamBeginCapture)(stream, mode), CUDA_SUCCESS);
+    CUstreamCaptureStatus status{};
+    cuuint64_t number = 0;
+    EXPECT_EQ(Plain<Ask>("cuStreamGetCaptureInfo_v2")(stream, &status, &number, nullptr, nullptr, nullptr), CUDA_SUCCESS);
+    return number;
+  };
+  BeginToCapture(Graph(0x10), begin(whole, CU_STREAM_CAPTURE_MODE_RELAXED));
+  BeginToCapture(Graph(0x11), begin(broken, CU_STREAM_CAPTURE_MODE_GLOBAL), Another());
+  CUdeviceptr memory = 0;
+  ASSERT_EQ(PLAIN(cuMemAlloc)(&memory, 64), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  ASSERT_EQ(OF_DRIVER(cuStreamEndCapture)(broken, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  EXPECT_NE(launches::FindCounted(Another())->captured.load(), nullptr);
+  EXPECT_EQ(launches::FindCounted(Address())->captured.load(), nullptr);
+  for (const CUstream stream : {whole, broken}) EXPECT_EQ(PLAIN(cuStreamDestroy)(stream), CUDA_SUCCESS);
+}
+
 TEST_F(Graphs, clones_children_and_updates_have_what_they_were_made_of) {
   const std::uint64_t before = Launched();
   Capture(Graph(0x110));

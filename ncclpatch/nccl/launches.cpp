@@ -1,8 +1,11 @@
 // What is counted. One lock over all but the counts; the registry's comes before it.
 #include "ncclpatch/nccl/launches.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <set>
 
 #include "ncclpatch/nccl/attribution.h"
@@ -38,14 +41,20 @@ void Learn(Counted& counted, const Communicator& known) {
 
 constinit Place g_last_place;  // where there is no memory for one
 
-struct GivesBack {
-  Place* place = nullptr;
-  ~GivesBack() {
-    if (place == nullptr) return;
-    t_launches.place = nullptr;
-    place->taken.store(false, std::memory_order_release);
-  }
-};
+// At the end of its thread. A key's destructor runs after those of thread_local objects, and again if others that run beside it
+// have called NCCL.
+void GiveBack(void* place) {
+  t_launches.place = nullptr;
+  static_cast<Place*>(place)->taken.store(false, std::memory_order_release);
+}
+
+void GiveBackAtEnd(Place& place) noexcept {
+  static const std::optional<pthread_key_t> key = [] {
+    pthread_key_t made{};
+    return pthread_key_create(&made, &GiveBack) == 0 ? std::optional(made) : std::nullopt;
+  }();
+  if (key) static_cast<void>(pthread_setspecific(*key, &place));  // else it is no other thread's
+}
 
 Place& FindPlace() noexcept {
   Place* const place = TakePlace();
@@ -283,10 +292,9 @@ void StreamEnds(Stream stream, bool is_done) noexcept {
 // -------------------------------------------------------------------------------------------------------------------
 
 Place& PlaceOfThread() noexcept {
-  static thread_local GivesBack gives_back;
   Place& place = FindPlace();
   if (&place != &g_last_place) {
-    gives_back.place = &place;
+    GiveBackAtEnd(place);
     t_launches.place = &place;
   }
   return place;

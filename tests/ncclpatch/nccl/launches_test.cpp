@@ -13,6 +13,7 @@
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/nccl/calls.h"
 #include "ncclpatch/nccl/graphs.h"
+#include "ncclpatch/nccl/places.h"
 
 namespace amem::nccl {
 namespace {
@@ -362,6 +363,31 @@ TEST_F(Launches, a_graph_is_not_taken_for_an_earlier_one_of_its_handle) {
   capture("its capture ends unseen");
   graphs::Instantiated(handle(0x901), handle(0x900));
   EXPECT_NE(why().find("not seen to end"), std::string::npos);
+}
+
+// Such as the destructors of a program's own thread_local objects.
+TEST_F(Launches, a_thread_that_calls_as_it_ends_leaves_no_place_behind) {
+  static ncclComm* comm = nullptr;
+  comm = Make("to the end of a thread", 0, 2);
+  struct CallsAtEnd {
+    ~CallsAtEnd() { Reduce(comm, 16); }
+  };
+  const auto taken = [] {
+    int count = 0;
+    for (const launches::Place* place = launches::FirstPlace(); place != nullptr; place = place->next)
+      count += place->taken.load() ? 1 : 0;
+    return count;
+  };
+  Reduce(comm, 16);
+  const int before = taken();
+  std::thread([] {
+    thread_local const CallsAtEnd calls;  // begins before AMem knows the thread, so that it ends after
+    static_cast<void>(calls);
+    Reduce(comm, 16);
+  }).join();
+  EXPECT_EQ(taken(), before);
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 3}}));
+  Destroy(comm);
 }
 
 TEST_F(Launches, a_stream_that_was_destroyed_is_not_waited_for) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -11,6 +12,7 @@
 #include <set>
 
 #include "ncclpatch/hook/hook.h"
+#include "ncclpatch/hook/redirects.h"
 #include "ncclpatch/nccl/launches.h"
 
 namespace amem::nccl::launches {
@@ -53,8 +55,17 @@ struct All {
 };
 inline All& TheAll() { return Forever<All>(); }
 
-inline constinit std::atomic<bool> g_unknown{false}, g_broken{false}, g_captures_seen{false}, g_captured_somewhere{false};
-inline constinit std::atomic<bool> g_written_later{false}, g_launched{false}, g_forgot{false};
+inline constinit std::atomic<bool> g_unknown{false}, g_broken{false}, g_captured_somewhere{false};
+inline constinit std::atomic<bool> g_written_later{false}, g_forgot{false};
+// Libraries that have launched, and of which a question whether a stream is captured was seen: a bit for each place.
+inline constinit std::atomic<std::uint32_t> g_launched{0}, g_captures_seen{0};
+inline constexpr std::uint32_t kOfSomeLibrary = std::uint32_t{1} << redirects::kLibraries;
+
+// A question of which it is not known whose it was counts where one library alone has launched.
+inline bool CapturesAreSeen() {
+  const std::uint32_t launched = g_launched.load(), seen = g_captures_seen.load();
+  return (launched & ~seen) == 0 || (std::has_single_bit(launched) && (seen & kOfSomeLibrary) != 0);
+}
 
 // If memory or the lock cannot be had, the process cannot be stopped so any more.
 template <class Body>

@@ -29,6 +29,7 @@ const Stream kStreamOfThread = reinterpret_cast<Stream>(2);  // cudaStreamPerThr
 const Stream kNoStream = const_cast<char*>("none");
 
 void Learn(Counted& counted, const Communicator& known) {
+  counted.place = known.place;
   counted.clock = known.clock;
   counted.rank = known.rank;
   counted.device = known.device.value;
@@ -103,7 +104,7 @@ bool MayGo(All& all, const std::set<std::int32_t>& devices) {
 }
 
 void AddStream(Counted& counted, Stream stream) {
-  g_launched.store(true, std::memory_order_relaxed);
+  g_launched.fetch_or(std::uint32_t{1} << counted.place);
   counted.last_stream.store(stream, std::memory_order_relaxed);
   // For AMem's thread this is another stream than for the program's.
   if (stream == kStreamOfThread) return counted.unawaited.store("on a stream of its thread (cudaStreamPerThread)");
@@ -254,8 +255,15 @@ void CannotCount(const ncclComm* address, const char* call) noexcept {
 
 void WrittenLater() noexcept { g_written_later.store(true); }
 
+// A thread of NCCL's may ask for a call of which this one knows nothing.
+static void NoteQuestion() noexcept {
+  const Counted* const of = t_state.comm == nullptr ? nullptr : FindCounted(t_state.comm);
+  const std::uint32_t whose = of == nullptr ? kOfSomeLibrary : std::uint32_t{1} << of->place;
+  if ((g_captures_seen.load(std::memory_order_relaxed) & whose) == 0) g_captures_seen.fetch_or(whose);
+}
+
 void NoteCapture(bool captures, const void* graph, std::uint64_t id) noexcept {
-  g_captures_seen.store(true, std::memory_order_relaxed);
+  NoteQuestion();
   if (!captures) return;
   // Else a thread of NCCL's, which launches for a communicator that does not block.
   if (!t_launches.launching) return g_captured_somewhere.store(true);

@@ -67,6 +67,7 @@ enum class Life : std::uint8_t {
 struct Counted {
   static constexpr std::size_t kStreams = 8;
   CommunicatorId id;
+  std::size_t place = 0;    // of its library
   std::uint64_t clock = 0;  // the same in all its ranks; 0: not known
   std::int32_t rank = -1, ranks = 0, device = -1;
   std::atomic<const void*> owner{nullptr};  // the thread state of the thread that launched first

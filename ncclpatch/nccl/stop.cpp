@@ -68,7 +68,7 @@ std::string WhyNot(const All& all) {
   for (const auto& [handle, captured] : all.captured)
     if (!*captured.instantiated && SomeLive(all, captured))
       return "launches of NCCL's were captured into a CUDA graph that nobody was seen to instantiate";
-  if (g_launched.load() && !g_captures_seen.load())
+  if (!CapturesAreSeen())
     return "NCCL's questions whether a stream is captured are not seen, so launches may be in CUDA graphs";
   return WhyEndedOneCounts(all);
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ncclpatch/hook/hook.h"
+#include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
 #include "ncclpatch/nccl/graphs.h"
 #include "ncclpatch/nccl/places.h"
@@ -387,6 +388,34 @@ TEST_F(Launches, a_thread_that_calls_as_it_ends_leaves_no_place_behind) {
   }).join();
   EXPECT_EQ(taken(), before);
   EXPECT_EQ(Counts(comm), (Expected{{"collectives", 3}}));
+  Destroy(comm);
+}
+
+TEST_F(Launches, each_library_that_launches_must_be_seen_to_ask_for_captures) {
+  auto* const address = reinterpret_cast<ncclComm*>(0x7000);
+  Communicator of_another{.place = 1, .how = "init", .clock = 9, .rank = 0, .ranks = 2, .device = DeviceOrdinal{0}};
+  of_another.id = registry::Begin(of_another);
+  registry::Bind(of_another.id, address);
+  registry::MarkReady(of_another);
+  const auto launch = [&](bool asks) {
+    Touch(1, address);
+    const launches::Launched one{launches::FindCounted(address), launches::Shape::kCollective, -1,
+                                 reinterpret_cast<nccl::Stream>(48)};
+    launches::Launch("ncclAllReduce", {&one, 1}, [&] {
+      if (asks) launches::NoteCapture(false);
+      return 0;
+    });
+  };
+  ncclComm* const comm = Make("of the first library", 0, 2);
+  Function<void(void (*)(const char*))>("stand_in_probe")([](const char*) { launches::NoteCapture(false); });
+  Reduce(comm, 16);
+  Function<void(void (*)(const char*))>("stand_in_probe")([](const char*) {});
+  EXPECT_EQ(launches::Read().why_not, "");
+  launch(false);
+  EXPECT_NE(launches::Read().why_not.find("questions whether a stream is captured are not seen"), std::string::npos);
+  launch(true);
+  EXPECT_EQ(launches::Read().why_not, "");
+  registry::End(of_another.id, "destroyed");
   Destroy(comm);
 }
 

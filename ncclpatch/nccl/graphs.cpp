@@ -159,6 +159,7 @@ std::vector<Launched> LaunchesOf(const void* made, Stream stream) noexcept {
   IfSome([&](All& all) {
     const auto found = all.captured.find(made);
     if (found == all.captured.end()) return;
+    launched.reserve(found->second.launches.size());
     for (const CapturedLaunch& one : found->second.launches) {
       const auto of = all.by_id.find(one.id);
       if (of == all.by_id.end() || of->second->ended()) continue;  // one that has ended may be forgotten at any time

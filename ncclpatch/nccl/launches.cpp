@@ -356,16 +356,28 @@ static Capture CaptureOf(const Launched& one, std::span<const Launched> launched
   return std::ranges::all_of(launched, is_on) ? seen : Capture{.captures = seen.captures};
 }
 
+static void AfterCapture(const Launched& one, const Capture& capture, int result) noexcept {
+  if (!capture.captures && one.on_stream) Locked([&](All&) { AddStream(*one.counted, one.stream); });
+  if (capture.captures && !(Accepted(result) && graphs::Remember(one, capture)))
+    one.counted->captured.store(graphs::kNotFollowed);
+}
+
 void AfterLaunch(std::span<const Launched> launched, int result) noexcept {
   const Capture seen = std::exchange(t_launches.capture, {});
-  for (const Launched& one : launched) {
-    if (one.counted == nullptr) continue;
-    const Capture capture = CaptureOf(one, launched, seen);
-    if (!capture.captures && one.on_stream) Locked([&](All&) { AddStream(*one.counted, one.stream); });
-    if (capture.captures && !(Accepted(result) && graphs::Remember(one, capture)))
-      one.counted->captured.store(graphs::kNotFollowed);
-    if (result == kInProgress) one.counted->background.Begin();
+  const auto are_captured =
+      seen.captures || std::ranges::any_of(launched, [](const Launched& one) { return one.capture.captures; });
+  if (are_captured) {
+    for (const Launched& one : launched)
+      if (one.counted != nullptr) AfterCapture(one, CaptureOf(one, launched, seen), result);
+  } else {
+    Locked([&](All&) {  // a graph may have many launches
+      for (const Launched& one : launched)
+        if (!IsOnLastStream(one)) AddStream(*one.counted, one.stream);
+    });
   }
+  if (result == kInProgress)
+    for (const Launched& one : launched)
+      if (one.counted != nullptr) one.counted->background.Begin();
   if (!Accepted(result)) Undo(launched);
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <ctime>
 #include <map>
 #include <string>
 #include <thread>
@@ -416,6 +417,34 @@ TEST_F(Launches, each_library_that_launches_must_be_seen_to_ask_for_captures) {
   launch(true);
   EXPECT_EQ(launches::Read().why_not, "");
   registry::End(of_another.id, "destroyed");
+  Destroy(comm);
+}
+
+// As where a program replays it between launches of its own, on other streams: each time a stream is another than the last.
+TEST_F(Launches, the_cost_of_a_graph_is_linear_in_its_launches) {
+  namespace graphs = launches::graphs;
+  constexpr int kDoublings = 16;
+  const auto handle = [](std::uintptr_t value) { return reinterpret_cast<void*>(value); };
+  const auto probe = Function<void(void (*)(const char*))>("stand_in_probe");
+  ncclComm* const comm = Make("many in a graph", 0, 2);
+  graphs::Follow();
+  probe([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x100), 1); });
+  Reduce(comm, 16);
+  probe([](const char*) {});
+  graphs::CaptureEnded(handle(0x100), 1);
+  for (int i = 0; i < kDoublings; ++i) graphs::Added(handle(0x100), handle(0x100));
+  graphs::Instantiated(handle(0x200), handle(0x100));
+  const auto cpu_ms = [] {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+  };
+  const auto began = cpu_ms();
+  Reduce(comm, 24);
+  launches::Launch("cuGraphLaunch", graphs::LaunchesOf(handle(0x200), handle(32)), [] { return 0; });
+  EXPECT_LT(cpu_ms() - began, 1000) << "of 65536 launches; each compared with each takes some ten times this";
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", (1U << kDoublings) + 2}}));
+  EXPECT_TRUE(launches::IsAwaited(handle(24)) && launches::IsAwaited(handle(32)));
   Destroy(comm);
 }
 

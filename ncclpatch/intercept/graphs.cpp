@@ -69,12 +69,13 @@ constexpr auto kChildChanged = [](CUresult, CUgraphExec made, CUgraphNode, CUgra
   graphs::Lost(made, graphs::kEdited);
   graphs::Lost(child, graphs::kEdited);
 };
-// The driver's part is over when it answers: handles may be another graph's then.
 template <class Handle, Text Name>
 struct Destroy : Named<Name> {
   static CUresult Call(CUresult (*real)(Handle), Handle handle) {
-    graphs::Destroyed(handle);
-    return real(handle);
+    graphs::Destroying destroying(handle);
+    const CUresult result = real(handle);
+    destroying.Done(result == CUDA_SUCCESS);
+    return result;
   }
 };
 
@@ -97,8 +98,8 @@ struct Launch : Named<"cuGraphLaunch"> {
     if (launched.empty()) return real(made, stream);
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     const bool answered = asks != nullptr && asks(on, &status) == CUDA_SUCCESS;
-    // The answer where a stop holds the launch and one of its communicators ends meanwhile: its kernels would pass no other gate,
-    // and may be about memory that is away.
+    // The answer where a stop holds the launch and one of its communicators ends meanwhile: its kernels would pass no other
+    // gate, and may be about memory that is away.
     CUresult result = CUDA_ERROR_ILLEGAL_STATE;
     if (!answered || status != CU_STREAM_CAPTURE_STATUS_NONE) {  // where it cannot be asked, the launch is refused as well
       result = real(made, stream);

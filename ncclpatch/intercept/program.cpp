@@ -441,15 +441,20 @@ bool IsDone(CUstream stream) {
 }
 struct StreamDestroy : Named<"cuStreamDestroy", "cuStreamDestroy_v2"> {
   static CUresult Call(CUresult (*real)(CUstream), CUstream stream) {
-    Forever<Captures>().End(stream);
-    if (!nccl::launches::IsAwaited(stream)) return real(stream);
-    // In a stop it waits as a launch does: AMem may be about to use the stream.
-    CUresult result = CUDA_SUCCESS;
-    static_cast<void>(nccl::launches::Pass("cuStreamDestroy", nullptr, [&]() noexcept {
-      nccl::launches::StreamEnds(stream, IsDone(stream));
+    const auto capture = Forever<Captures>().End(stream);
+    CUresult result = CUDA_ERROR_ILLEGAL_STATE;
+    if (!nccl::launches::IsAwaited(stream)) {
       result = real(stream);
-      return result == CUDA_SUCCESS ? nccl::kSuccess : nccl::kInvalidUsage;
-    }));
+    } else {  // in a stop it waits as a launch does: AMem may be about to use the stream
+      static_cast<void>(nccl::launches::Pass("cuStreamDestroy", nullptr, [&]() noexcept {
+        const bool is_done = IsDone(stream);
+        nccl::launches::StreamEnding ending(stream);
+        result = real(stream);
+        ending.Done(result == CUDA_SUCCESS, is_done);
+        return result == CUDA_SUCCESS ? nccl::kSuccess : nccl::kInvalidUsage;
+      }));
+    }
+    if (result != CUDA_SUCCESS && capture) Forever<Captures>().Put(stream, *capture);
     return result;
   }
 };

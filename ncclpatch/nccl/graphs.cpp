@@ -34,6 +34,13 @@ void Forget(All& all, const void* handle) {
   all.captured.erase(found);
 }
 
+void Rename(All& all, const void* handle, const void* other) {
+  auto captured = all.captured.extract(handle);
+  if (captured.empty()) return;
+  captured.key() = other;
+  all.captured.insert(std::move(captured));
+}
+
 void Make(All& all, const void* made, const void* graph, bool by_the_device) {
   Captured of_graph;
   if (const auto found = all.captured.find(graph); found != all.captured.end()) {
@@ -133,8 +140,12 @@ void Updated(const void* made, const void* graph) noexcept {
   });
 }
 
-void Destroyed(const void* graph) noexcept {
-  IfSome([&](All& all) { Forget(all, graph); });
+// Meanwhile it is known by an address that no handle has.
+Destroying::Destroying(const void* graph) noexcept : graph_(graph) {
+  IfSome([&](All& all) { Rename(all, graph_, this); });
+}
+void Destroying::Done(bool is_gone) noexcept {
+  IfSome([&](All& all) { is_gone ? Forget(all, this) : Rename(all, this, graph_); });
 }
 
 void Lost(const void* graph_or_made, const char* why) noexcept {

@@ -34,7 +34,15 @@ void Cloned(const void* clone, const void* graph) noexcept;
 void Added(const void* to, const void* part) noexcept;  // as a graph in a graph that may have other launches
 void Instantiated(const void* made, const void* graph, bool by_the_device = false) noexcept;
 void Updated(const void* made, const void* graph) noexcept;  // from another graph
-void Destroyed(const void* graph) noexcept;                  // or what was made of it
+// A call that destroys a graph, or what was made of it. Before the driver has answered, its handle may be another's.
+class Destroying {
+ public:
+  explicit Destroying(const void* graph) noexcept;
+  void Done(bool is_gone) noexcept;  // false: the driver has refused
+
+ private:
+  const void* const graph_;
+};
 void Lost(const void* graph_or_made, const char* why) noexcept;
 void NodeEdited() noexcept;  // of some graph
 void PartGiven() noexcept;   // the program has got the handle of a graph that is in another

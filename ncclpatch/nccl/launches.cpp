@@ -285,15 +285,27 @@ bool IsAwaited(Stream stream) noexcept {
   return is;
 }
 
-void StreamEnds(Stream stream, bool is_done) noexcept {
+StreamEnding::StreamEnding(Stream stream) noexcept : stream_(stream) {
   Locked([&](All& all) {
     for (const auto& [id, counted] : all.by_id) {
-      if (std::erase(counted->streams, stream) == 0) continue;
-      if (!is_done) counted->unawaited.store("on a stream that was destroyed before it was seen to be done");
+      if (std::ranges::find(counted->streams, stream) == counted->streams.end()) continue;
+      of_.push_back(id);
+      std::erase(counted->streams, stream);
       Stream last = stream;  // another may get its handle, and is to be waited for
       counted->last_stream.compare_exchange_strong(last, kNoStream);
     }
   });
+}
+
+void StreamEnding::Done(bool is_gone, bool was_done) noexcept {
+  if (is_gone && was_done) return;
+  for (const CommunicatorId id : of_)
+    WithCounted(id, [&](All&, Counted& counted) {
+      if (is_gone)
+        counted.unawaited.store("on a stream that was destroyed before it was seen to be done");
+      else
+        AddStream(counted, stream_);
+    });
 }
 
 // ---- calls

@@ -127,8 +127,17 @@ void WrittenLater() noexcept;
 void NoteCapture(bool captures, const void* graph = nullptr, std::uint64_t id = 0) noexcept;
 // Whether a launch that counts is on that stream, so that it is waited for.
 bool IsAwaited(Stream stream) noexcept;
-// The program destroys it. What still runs there can be waited for no more.
-void StreamEnds(Stream stream, bool is_done) noexcept;
+// A call that destroys a stream. What still runs there can be waited for no more. Before the driver has answered, its handle
+// may be another's.
+class StreamEnding {
+ public:
+  explicit StreamEnding(Stream stream) noexcept;
+  void Done(bool is_gone, bool was_done) noexcept;  // is_gone false: the driver has refused
+
+ private:
+  const Stream stream_;
+  std::vector<CommunicatorId> of_;  // that have launched there
+};
 
 // ---- calls
 

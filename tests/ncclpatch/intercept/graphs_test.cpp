@@ -144,6 +144,34 @@ TEST_F(Graphs, the_default_stream_of_another_context_is_named) {
   ASSERT_EQ(PLAIN(cuCtxDestroy)(other), CUDA_SUCCESS);
 }
 
+TEST_F(Graphs, what_the_driver_does_not_destroy_is_known_as_before) {
+  static CUresult answer = CUDA_ERROR_INVALID_HANDLE;
+  const auto destroy_graph = ForOthers<decltype(cuGraphDestroy)>("cuGraphDestroy", [](CUgraph) { return answer; });
+  const auto destroy_made = ForOthers<decltype(cuGraphExecDestroy)>("cuGraphExecDestroy", [](CUgraphExec) { return answer; });
+  const auto destroy_stream = ForOthers<decltype(cuStreamDestroy)>("cuStreamDestroy", [](CUstream) { return answer; });
+  Capture(Graph(0x10));
+  ASSERT_EQ(destroy_graph(Graph(0x10)), answer);
+  EXPECT_NE(WhyNot().find("nobody was seen to instantiate"), std::string::npos) << WhyNot();
+  ASSERT_EQ(Instantiate(Made(0x20), Graph(0x10)), CUDA_SUCCESS);
+  CUstream stream = nullptr;
+  ASSERT_EQ(PLAIN(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  EXPECT_EQ(Launch(Made(0x20), CUDA_SUCCESS, stream), CUDA_SUCCESS);
+  const std::uint64_t before = Launched();
+  ASSERT_EQ(destroy_made(Made(0x20)), answer);
+  EXPECT_EQ(Launch(Made(0x20), CUDA_SUCCESS, stream), CUDA_SUCCESS);
+  EXPECT_EQ(Launched(), before + 1);
+  ASSERT_EQ(destroy_stream(stream), answer);
+  EXPECT_TRUE(launches::IsAwaited(stream));
+  EXPECT_EQ(WhyNot(), "");
+  answer = CUDA_SUCCESS;
+  ASSERT_EQ(destroy_made(Made(0x20)), CUDA_SUCCESS);
+  ASSERT_EQ(destroy_graph(Graph(0x10)), CUDA_SUCCESS);
+  ASSERT_EQ(destroy_stream(stream), CUDA_SUCCESS);
+  EXPECT_TRUE(launches::graphs::LaunchesOf(Made(0x20), nullptr).empty());
+  EXPECT_FALSE(launches::IsAwaited(stream));
+  EXPECT_EQ(WhyNot(), "");
+}
+
 // The driver does not say the number of one that is broken.
 TEST_F(Graphs, a_broken_capture_is_not_taken_for_another) {
   MakeCommunicator(Another(), 8);

@@ -231,7 +231,7 @@ TEST_F(Launches, what_a_graph_has_captured_counts_each_time_that_it_is_launched)
   EXPECT_NE(why().find("nobody was seen to instantiate"), std::string::npos) << why();
   graphs::Instantiated(handle(0x200), handle(0x100));
   EXPECT_EQ(why(), "");
-  graphs::Destroyed(handle(0x100));
+  graphs::Destroying(handle(0x100)).Done(true);
   EXPECT_EQ(why(), "") << "what was made of it has its launches";
 
   const auto launch = [&](std::uintptr_t made, void* stream) {
@@ -262,7 +262,7 @@ TEST_F(Launches, what_a_graph_has_captured_counts_each_time_that_it_is_launched)
   EXPECT_EQ(Counts(comm), (Expected{{"collectives", 6}}));
   EXPECT_EQ(why(), "");
   capture([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x700), 3); });
-  graphs::Destroyed(handle(0x700));
+  graphs::Destroying(handle(0x700)).Done(true);
   EXPECT_NE(why().find("graph that was destroyed without being seen instantiated"), std::string::npos) << why();
   Destroy(comm);
   EXPECT_EQ(why(), "");
@@ -341,7 +341,7 @@ TEST_F(Launches, a_graph_is_not_taken_for_an_earlier_one_of_its_handle) {
   Destroy(comm);
   comm = earlier;
   EXPECT_NE(why().find("has become another's"), std::string::npos);
-  graphs::Destroyed(handle(0x900));
+  graphs::Destroying(handle(0x900)).Done(true);
   capture("a capture without launches has its handle");
   graphs::CaptureEnded(handle(0x900), id + 1);
   graphs::Instantiated(handle(0x901), handle(0x900));
@@ -361,34 +361,37 @@ TEST_F(Launches, a_graph_is_not_taken_for_an_earlier_one_of_its_handle) {
   graphs::Instantiated(handle(0x902), handle(0x900));
   EXPECT_TRUE(graphs::LaunchesOf(handle(0x902), nullptr).empty());
   EXPECT_EQ(why(), "");
-  graphs::Destroyed(handle(0x900));
+  graphs::Destroying(handle(0x900)).Done(true);
   capture("its capture ends unseen");
   graphs::Instantiated(handle(0x901), handle(0x900));
   EXPECT_NE(why().find("not seen to end"), std::string::npos);
 }
 
-// Such as the destructors of a program's own thread_local objects.
-TEST_F(Launches, a_thread_that_calls_as_it_ends_leaves_no_place_behind) {
-  static ncclComm* comm = nullptr;
-  comm = Make("to the end of a thread", 0, 2);
-  struct CallsAtEnd {
-    ~CallsAtEnd() { Reduce(comm, 16); }
-  };
-  const auto taken = [] {
-    int count = 0;
-    for (const launches::Place* place = launches::FirstPlace(); place != nullptr; place = place->next)
-      count += place->taken.load() ? 1 : 0;
-    return count;
-  };
+// As where a program replays it between launches of its own, on other streams: each time a stream is another than the last.
+TEST_F(Launches, the_cost_of_a_graph_is_linear_in_its_launches) {
+  namespace graphs = launches::graphs;
+  constexpr int kDoublings = 16;
+  const auto handle = [](std::uintptr_t value) { return reinterpret_cast<void*>(value); };
+  const auto probe = Function<void(void (*)(const char*))>("stand_in_probe");
+  ncclComm* const comm = Make("many in a graph", 0, 2);
+  graphs::Follow();
+  probe([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x100), 1); });
   Reduce(comm, 16);
-  const int before = taken();
-  std::thread([] {
-    thread_local const CallsAtEnd calls;  // begins before AMem knows the thread, so that it ends after
-    static_cast<void>(calls);
-    Reduce(comm, 16);
-  }).join();
-  EXPECT_EQ(taken(), before);
-  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 3}}));
+  probe([](const char*) {});
+  graphs::CaptureEnded(handle(0x100), 1);
+  for (int i = 0; i < kDoublings; ++i) graphs::Added(handle(0x100), handle(0x100));
+  graphs::Instantiated(handle(0x200), handle(0x100));
+  const auto cpu_ms = [] {
+    timespec now{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+  };
+  const auto began = cpu_ms();
+  Reduce(comm, 24);
+  launches::Launch("cuGraphLaunch", graphs::LaunchesOf(handle(0x200), handle(32)), [] { return 0; });
+  EXPECT_LT(cpu_ms() - began, 1000) << "of 65536 launches; each compared with each takes some ten times this";
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", (1U << kDoublings) + 2}}));
+  EXPECT_TRUE(launches::IsAwaited(handle(24)) && launches::IsAwaited(handle(32)));
   Destroy(comm);
 }
 
@@ -420,31 +423,28 @@ TEST_F(Launches, each_library_that_launches_must_be_seen_to_ask_for_captures) {
   Destroy(comm);
 }
 
-// As where a program replays it between launches of its own, on other streams: each time a stream is another than the last.
-TEST_F(Launches, the_cost_of_a_graph_is_linear_in_its_launches) {
-  namespace graphs = launches::graphs;
-  constexpr int kDoublings = 16;
-  const auto handle = [](std::uintptr_t value) { return reinterpret_cast<void*>(value); };
-  const auto probe = Function<void(void (*)(const char*))>("stand_in_probe");
-  ncclComm* const comm = Make("many in a graph", 0, 2);
-  graphs::Follow();
-  probe([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x100), 1); });
-  Reduce(comm, 16);
-  probe([](const char*) {});
-  graphs::CaptureEnded(handle(0x100), 1);
-  for (int i = 0; i < kDoublings; ++i) graphs::Added(handle(0x100), handle(0x100));
-  graphs::Instantiated(handle(0x200), handle(0x100));
-  const auto cpu_ms = [] {
-    timespec now{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+// Such as the destructors of a program's own thread_local objects.
+TEST_F(Launches, a_thread_that_calls_as_it_ends_leaves_no_place_behind) {
+  static ncclComm* comm = nullptr;
+  comm = Make("to the end of a thread", 0, 2);
+  struct CallsAtEnd {
+    ~CallsAtEnd() { Reduce(comm, 16); }
   };
-  const auto began = cpu_ms();
-  Reduce(comm, 24);
-  launches::Launch("cuGraphLaunch", graphs::LaunchesOf(handle(0x200), handle(32)), [] { return 0; });
-  EXPECT_LT(cpu_ms() - began, 1000) << "of 65536 launches; each compared with each takes some ten times this";
-  EXPECT_EQ(Counts(comm), (Expected{{"collectives", (1U << kDoublings) + 2}}));
-  EXPECT_TRUE(launches::IsAwaited(handle(24)) && launches::IsAwaited(handle(32)));
+  const auto taken = [] {
+    int count = 0;
+    for (const launches::Place* place = launches::FirstPlace(); place != nullptr; place = place->next)
+      count += place->taken.load() ? 1 : 0;
+    return count;
+  };
+  Reduce(comm, 16);
+  const int before = taken();
+  std::thread([] {
+    thread_local const CallsAtEnd calls;  // begins before AMem knows the thread, so that it ends after
+    static_cast<void>(calls);
+    Reduce(comm, 16);
+  }).join();
+  EXPECT_EQ(taken(), before);
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 3}}));
   Destroy(comm);
 }
 
@@ -454,12 +454,12 @@ TEST_F(Launches, a_stream_that_was_destroyed_is_not_waited_for) {
   Reduce(comm, 64);
   ASSERT_TRUE(launches::IsAwaited(stream(64)));
   EXPECT_FALSE(launches::IsAwaited(stream(72)));
-  launches::StreamEnds(stream(64), true);
+  launches::StreamEnding(stream(64)).Done(true, true);
   EXPECT_TRUE(launches::Streams().empty());
   EXPECT_EQ(launches::Read().why_not, "");
   Reduce(comm, 64);
   EXPECT_TRUE(launches::IsAwaited(stream(64))) << "another has got its handle";
-  launches::StreamEnds(stream(64), false);
+  launches::StreamEnding(stream(64)).Done(true, false);
   EXPECT_TRUE(launches::Streams().empty());
   EXPECT_NE(launches::Read().why_not.find("on a stream that was destroyed"), std::string::npos);
   Destroy(comm);

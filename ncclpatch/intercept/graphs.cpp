@@ -55,6 +55,7 @@ constexpr auto kNodeAddedAfter = [](CUresult result, CUgraphNode*, CUgraph graph
 };
 // Which graph a node is in, the driver does not say. Also after a failure, which may have changed something.
 constexpr auto kPartGiven = [](CUresult, CUgraphNode, auto) { graphs::PartGiven(); };
+constexpr auto kNodeRead = [](CUresult, CUgraphNode, auto) { graphs::NodeRead(); };
 constexpr auto kNodeEdited = [](CUresult, CUgraphNode, auto...) { graphs::NodeEdited(); };
 constexpr auto kNodeReplaced = [](CUresult, CUgraphNode, const NodeParameters* node) {
   graphs::NodeEdited();
@@ -140,6 +141,9 @@ template <template <auto, class, Text, Text, int> class When>
 using EditKernel =
     When<kNodeEdited, CUresult(CUgraphNode, const void*), "cuGraphKernelNodeSetParams", "cuGraphKernelNodeSetParams_v2", 12000>;
 template <template <auto, class, Text, Text, int> class When>
+using ReadKernel =
+    When<kNodeRead, CUresult(CUgraphNode, void*), "cuGraphKernelNodeGetParams", "cuGraphKernelNodeGetParams_v2", 12000>;
+template <template <auto, class, Text, Text, int> class When>
 using EditMadeKernel = When<kMadeEdited, CUresult(CUgraphExec, CUgraphNode, const void*), "cuGraphExecKernelNodeSetParams",
                             "cuGraphExecKernelNodeSetParams_v2", 12000>;
 
@@ -148,7 +152,8 @@ using EditMadeKernel = When<kMadeEdited, CUresult(CUgraphExec, CUgraphNode, cons
 std::span<const replacements::Replacement> GraphsOfOthers() {
   return replacements::Table<
       Then<kGraphCreated, CUresult(CUgraph*, unsigned), "cuGraphCreate">, EditKernel<Before>, EditKernel<Since>,
-      EditMadeKernel<Before>, EditMadeKernel<Since>,
+      EditMadeKernel<Before>, EditMadeKernel<Since>, ReadKernel<Before>, ReadKernel<Since>,
+      Then<kNodeRead, CUresult(CUgraphNode, void*), "cuGraphNodeGetParams">,
       Then<kPartGiven, CUresult(CUgraphNode, CUgraph*), "cuGraphChildGraphNodeGetGraph">,
       Then<kNodeEdited, CUresult(CUgraphNode), "cuGraphDestroyNode">,
       Then<kNodeReplaced, CUresult(CUgraphNode, NodeParameters*), "cuGraphNodeSetParams">,

@@ -159,6 +159,10 @@ void NodeEdited() noexcept {
   IfSome([](All& all) { CannotFollowThose(all, kEdited, [](const Captured& one) { return one.kind == Kind::kGraph; }); });
 }
 
+void NodeRead() noexcept {
+  IfSome([](All& all) { CannotFollowThose(all, kRead, [](const Captured& one) { return one.kind == Kind::kGraph; }); });
+}
+
 void PartGiven() noexcept {
   IfSome([](All& all) {
     CannotFollowThose(all, kNotFollowed, [](const Captured& one) { return one.kind == Kind::kGraph && one.has_parts; });

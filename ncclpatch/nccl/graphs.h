@@ -19,6 +19,7 @@ inline constexpr const char *kNotFollowed = ", whose own launches are not seen",
                             *kByTheDevice = " that the device may launch itself",
                             *kLaunchedIn = " that another capture launches", *kStillOpen = " whose capture was not seen to end",
                             *kCaptureFailed = ", but that capture failed", *kEdited = " that was edited since",
+                            *kRead = " of which the program may have launched a copy",
                             *kAnothers = " whose handle has become another's",
                             *kUnclear = " that was launched on an unknown stream";
 
@@ -45,6 +46,7 @@ class Destroying {
 };
 void Lost(const void* graph_or_made, const char* why) noexcept;
 void NodeEdited() noexcept;  // of some graph
+void NodeRead() noexcept;    // its parameters, of some graph: another may get them
 void PartGiven() noexcept;   // the program has got the handle of a graph that is in another
 // What a launch of `made` launches on that stream; empty: nothing of NCCL's.
 std::vector<Launched> LaunchesOf(const void* made, Stream stream) noexcept;

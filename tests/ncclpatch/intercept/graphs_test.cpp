@@ -358,6 +358,19 @@ TEST_F(Graphs, a_graph_that_is_edited_cannot_be_followed) {
   is_lost("a node less", [&] { ForOthers<CUresult(Node)>("cuGraphDestroyNode", [](Node) { return CUDA_SUCCESS; })(nullptr); });
 }
 
+// With them the program can put a copy of NCCL's kernel into a graph of its own.
+TEST_F(Graphs, a_graph_whose_nodes_are_read_cannot_be_followed) {
+  Capture(Graph(0x710));
+  ASSERT_EQ(Instantiate(Made(0x720), Graph(0x710)), CUDA_SUCCESS);
+  using Read = CUresult(CUgraphNode, void*);
+  for (const char* const name : {"cuGraphKernelNodeGetParams", "cuGraphNodeGetParams"}) {
+    EXPECT_EQ(WhyNot(), "");
+    ForOthers<Read>(name, [](CUgraphNode, void*) { return CUDA_SUCCESS; })(nullptr, nullptr);
+    EXPECT_NE(WhyNot().find("may have launched a copy"), std::string::npos) << name << ": " << WhyNot();
+    launches::FindCounted(Address())->captured.store(nullptr);
+  }
+}
+
 TEST_F(Graphs, a_graph_that_is_launched_into_another_cannot_be_followed) {
   Capture(Graph(0x310));
   ASSERT_EQ(Instantiate(Made(0x320), Graph(0x310)), CUDA_SUCCESS);

@@ -178,7 +178,8 @@ class Guard:
             now = RUNS if parked else self._state(False)[0]
             if now == FROZEN or (now == UNKNOWN and state == RUNS and self._may_put_off()):
                 return  # a freeze is under way, or may be; it is thawed first
-            say(text)
+            if self._code is None:
+                say(text)
         self._put_off = None
         for info in sorted(signals, key=lambda info: info.si_signo not in ENDING):
             self._to_command(os.killpg if info.si_code == BY_THE_KERNEL else os.kill, info.si_signo)
@@ -186,7 +187,7 @@ class Guard:
         del self._pending[:len(signals)]
 
     def _may_put_off(self):
-        """What a job that ran before a park gets, while it cannot be known how it stands since; not for longer than where it was not known before."""
+        """Of the signals of a job that ran before a park and of which it is not known how it stands since: as long as where that was not known before."""
         now = time.monotonic()
         self._put_off = now if self._put_off is None else self._put_off
         return now - self._put_off < PATIENCE[UNKNOWN]
@@ -299,14 +300,14 @@ class Guard:
         return None
 
     def _park(self, names):
-        """All jobs under this process; those that stand already stay so. (whether all are parked, what that is to be called when they get their signal)"""
+        """All jobs under this process; those that stand already stay so. (whether all are parked, what there is to say of it with the signal)"""
         all_seen = self._find_ranks()
         ranks = sorted(self._ranks)
         if not ranks:
             return False, "no rank was found that could be parked; the command gets %s" % names
         left, refusal = self._park_each(ranks, time.monotonic() + PARK_SECONDS)
         if refusal is None:
-            return False, "it is not known whether the job is parked (amem park did not end); it gets %s" % names
+            return False, "it is not known whether the job is parked (amem park did not answer); it gets %s" % names
         if refusal:
             return False, "%s be parked (amem park %s), and gets %s as it is" % ("the job cannot" if left == ranks else "not all of the job can", refusal, names)
         if left:
@@ -314,7 +315,7 @@ class Guard:
         return all_seen, ("the job is parked, and gets %s" if all_seen else "the ranks that can be seen are parked, and perhaps not all of the job; it gets %s") % names
 
     def _park_each(self, ranks, end):
-        """(those of the ranks that are not known to be parked by then, what the tool has said of the first of them; None: it did not end)"""
+        """(those of the ranks that are not known to be parked by then, what the tool has said of the first of them; None: nothing)"""
         left, refusal = ranks, ""
         while left and self._code is None and time.monotonic() < end:
             seconds = end - time.monotonic()

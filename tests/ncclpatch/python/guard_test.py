@@ -530,7 +530,7 @@ class Decisions(unittest.TestCase):
     def test_a_park_that_was_cut_short_is_asked_about(self):
         self.assertEqual(self.park(None, True), (True, "the job is parked, and gets SIGTERM"))
         for parked in (False, None):
-            self.assertEqual(self.park(None, parked), (False, "it is not known whether the job is parked (amem park did not end); it gets SIGTERM"))
+            self.assertEqual(self.park(None, parked), (False, "it is not known whether the job is parked (amem park did not answer); it gets SIGTERM"))
 
     def test_a_refusal_that_lasts_is_said_at_once_and_why(self):
         self.assertEqual(self.park((2, "", "amem-replay: no\namem-replay: too old\n"))[1], "the job cannot be parked (amem park ended with 2: amem-replay: too old), and gets SIGTERM as it is")

@@ -33,7 +33,8 @@ READ_SECONDS, THAW_SECONDS, PARK_SECONDS, CHECK_SECONDS = 20, 300, 10, 3  # of o
 AGAIN_SECONDS, LATER_SECONDS, SAY_SECONDS = 1, 10, 30
 END_SECONDS = 600  # that an end may take; what has not ended by then trains on, and whoever pauses or freezes it means it
 RUNS, PAUSED, UNKNOWN, FROZEN = "runs", "does not resume", "cannot be asked whether it is frozen", "is frozen"
-PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}  # in seconds since it was found, not to begin anew before the job runs or is frozen; then it gets its signal: a paused process may die
+# In seconds since it was first found so after the job last ran or was frozen; then it gets its signal: a paused process may die.
+PATIENCE = {RUNS: 0, PAUSED: 20, UNKNOWN: 60, FROZEN: math.inf}
 JOURNAL = re.compile(r"(/.*/[0-9a-f]{16})/tail( \(deleted\))?")  # that a rank has open
 STOPPING = ("held", "arrived", "pausing")  # phases of a rank that is being parked or paused
 ANOTHER = "another request is under way"  # the tool's answer where a rank does not take its request yet
@@ -336,7 +337,8 @@ class Guard:
     def _find_ranks(self):
         """The journals of all ranks among the processes under this one, whatever their AMEM_JOURNAL_DIR is. False: some may be missing; those of
         before whose process is there are kept."""
-        (first, doubted, seen), (second, doubted_again, seen_again) = below(os.getpid()), below(os.getpid())  # a parent that ends meanwhile hides its children from one of them
+        # A parent that ends meanwhile hides its children from one of them.
+        (first, doubted, seen), (second, doubted_again, seen_again) = below(os.getpid()), below(os.getpid())
         found, known, tools = {}, seen and seen_again, set(self._waited_for)
         for pid in (first | second) - tools:
             why, journals = journals_of(pid)

@@ -533,7 +533,8 @@ class Decisions(unittest.TestCase):
             self.assertEqual(self.park(None, parked), (False, "it is not known whether the job is parked (amem park did not answer); it gets SIGTERM"))
 
     def test_a_refusal_that_lasts_is_said_at_once_and_why(self):
-        self.assertEqual(self.park((2, "", "amem-replay: no\namem-replay: too old\n"))[1], "the job cannot be parked (amem park ended with 2: amem-replay: too old), and gets SIGTERM as it is")
+        self.assertEqual(self.park((2, "", "amem-replay: no\namem-replay: too old\n"))[1],
+                         "the job cannot be parked (amem park ended with 2: amem-replay: too old), and gets SIGTERM as it is")
         self.assertLess(self.now, 1)
         text = "amem-replay: rank 0: another request is under way, by pid 7"
         self.assertIn(text, self.park((2, "", text))[1])

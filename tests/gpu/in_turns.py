@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -31,6 +32,7 @@ def arguments():
     parser.add_argument("--environment", default="", help="more for the jobs: NAME=VALUE, comma separated")
     parser.add_argument("--bar", type=float, default=1.05)
     parser.add_argument("--limit", type=int, default=90, help="seconds for one job")
+    parser.add_argument("--budget", type=float, default=3600, help="seconds for everything: no turn begins for which the last one says that there is no time")
     parser.add_argument("--out", default="", help="the lines go there, too")
     return parser.parse_args()
 
@@ -66,15 +68,18 @@ def main():
     options = arguments()
     if os.environ.get("NCCL_NVLS_ENABLE") != "0":
         sys.exit("in_turns: refused: NCCL_NVLS_ENABLE must be 0. Multicast objects can put a shared GPU host out of service.")
-    slower = False
+    slower, end = False, time.monotonic() + options.budget
     for ranks in map(int, options.ranks.split(",")):
         turns = []
         for turn in range(options.turns):
+            began = time.monotonic()
             libraries = (options.first, options.second)
             found = {library: job(options, library, ranks) for library in (libraries if turn % 2 == 0 else libraries[::-1])}
             turns.append([found[library][0] for library in libraries])
             gpu, nccl = found[options.first][1:]
-        row = {"ranks": ranks, "gpu": gpu, "nccl": nccl, "turns": options.turns, "environment": options.environment}
+            if 2 * time.monotonic() - began > end:
+                break
+        row = {"ranks": ranks, "gpu": gpu, "nccl": nccl, "turns": len(turns), "environment": options.environment}
         for what in ("pause_ms", "resume_ms", "freed_mib"):
             row[what] = [round(statistics.median(turn[i][what] for turn in turns), 1) for i in (0, 1)]
             row[what.replace("_ms", "") + "_ratio"] = round(statistics.median(turn[1][what] / turn[0][what] for turn in turns), 3)

@@ -373,7 +373,7 @@ def run_rank(options):
         if ends:
             break
     with open(os.path.join(options.work, f"losses.{rank}.json"), "w") as file:
-        json.dump({"losses": losses, "step_s": statistics.median(spans)}, file)
+        json.dump({"losses": losses, "step_s": statistics.median(spans), "fast_step_s": sorted(spans)[len(spans) // 10]}, file)
     kind.end()
     sys.stdout.flush()
     os._exit(0)  # whatever is left of communicators waits for nobody

@@ -142,9 +142,7 @@ class Coordinator::Call final : public board::RoundHooks {
     }
     if (!round_.journaled || Alone() || !scope_.TryLedger()) return;
     const LedgerLock lock(scope_.ledger_, std::adopt_lock);
-    const PhaseKind phase = round_.voted_on == ballot ? round_.phase : PhaseOf(kind_, ballot);
-    scope_.ledger_.Record(PhaseDecided{phase, why.ok(), why.ok() ? SessionId{} : why.reported_by(), why.message(), why.code(),
-                                       why.driver_result(), scope_.pool_});
+    RecordDecided(round_.voted_on == ballot ? round_.phase : PhaseOf(kind_, ballot), why);
   }
 
   static bool AllVoted(Ballot ballot, const BoardReading& reading) {
@@ -278,23 +276,44 @@ class Coordinator::Call final : public board::RoundHooks {
     }
     return begun;
   }
-  // All had come, and the call failed on another member before this one had done anything.
-  void JournalWhatOthersBegan(const Status& why) {
+  // All had come, and the call failed on another member before this one had done anything, so the gate is open. A call of the
+  // program must not find the scope pausing, where new memory cannot be recorded: all of a pause is recorded under one lock.
+  // What is paused refuses such calls itself. None: it could not be recorded.
+  std::optional<Status> JournalWhatOthersBegan(const Status& why) {
+    const Status told = scope_.Told(kind_, why);
     {
-      if (!scope_.ledger_.TryLockFor(kToJournal)) return;
+      if (!scope_.ledger_.TryLockFor(kToJournal)) return {};
       const LedgerLock lock(scope_.ledger_, std::adopt_lock);
       const Lifecycle now = scope_.ledger_.state().LifecycleOf(scope_.pool_);
-      if (now != Lifecycle::kRunning && now != Lifecycle::kPaused) return;  // what is left of an earlier call is for a resume
-      CycleBegun begun = CycleHere();
-      cycle_ = begun.cycle;
-      scope_.ledger_.Record(std::move(begun));
-      round_.journaled = true;
+      if (now != Lifecycle::kRunning && now != Lifecycle::kPaused) return {};  // what an earlier call left is for a resume
+      RecordBegun();
+      if (kind_ == CycleKind::kPause) {
+        RecordDecided(PhaseOf(kind_, *round_.failed), why);
+        scope_.ledger_.Record(FailedAs(told, why));
+        return told;
+      }
     }
-    if (kind_ == CycleKind::kResume && why.code() == Code::kOutOfMemory) CheckMemoryToo();
-    if (!scope_.ledger_.TryLockFor(kToJournal)) return;
+    if (why.code() == Code::kOutOfMemory) CheckMemoryToo();
+    if (!scope_.TryLedger()) {
+      scope_.unrecorded_ = FailedAs(told, why);
+      return told;
+    }
     const LedgerLock lock(scope_.ledger_, std::adopt_lock);
-    scope_.ledger_.Record(PhaseDecided{PhaseOf(kind_, *round_.failed), false, why.reported_by(), why.message(), why.code(),
+    RecordDecided(PhaseOf(kind_, *round_.failed), why);
+    scope_.ledger_.Record(FailedAs(told, why));
+    return told;
+  }
+  void RecordBegun() REQUIRES(scope_.ledger_) {
+    CycleBegun begun = CycleHere();
+    cycle_ = begun.cycle;
+    scope_.ledger_.Record(std::move(begun));
+  }
+  void RecordDecided(PhaseKind phase, const Status& why) REQUIRES(scope_.ledger_) {
+    scope_.ledger_.Record(PhaseDecided{phase, why.ok(), why.ok() ? SessionId{} : why.reported_by(), why.message(), why.code(),
                                        why.driver_result(), scope_.pool_});
+  }
+  [[nodiscard]] CycleFailed FailedAs(const Status& told, const Status& why, const Status& undone = {}) const {
+    return {kind_, cycle_, undone.ok(), told.message(), why.code(), why.driver_result(), scope_.culprits_, scope_.pool_};
   }
   // Several ranks may lack device memory, and each says so in its own journal.
   void CheckMemoryToo() {
@@ -317,9 +336,7 @@ class Coordinator::Call final : public board::RoundHooks {
     {
       if (!scope_.TryLedger()) return scope_.NoLedger();
       const LedgerLock lock(scope_.ledger_, std::adopt_lock);
-      CycleBegun begun = CycleHere();
-      cycle_ = begun.cycle;
-      scope_.ledger_.Record(std::move(begun));
+      RecordBegun();
     }
     round_.journaled = true;
     AMEM_ASSIGN(plan_, scope_.MakePlan(kind_));
@@ -364,9 +381,15 @@ class Coordinator::Call final : public board::RoundHooks {
     std::vector<SessionId> culprits{outcome.culprit};
     if (outcome.failed == Ballot::kCome && outcome.status.code() == Code::kTimeout) culprits = outcome.absent;
     const Status why = Alone() && !round_.mine.ok() ? round_.mine : outcome.status;
-    if (!round_.journaled && round_.begins && round_.mine.ok()) JournalWhatOthersBegan(why);
-    if (!round_.journaled) return LetIn(NotBegun(why, culprits));
     NameCulprits(culprits);
+    if (!round_.journaled) {
+      const auto told = round_.begins && round_.mine.ok() ? JournalWhatOthersBegan(why) : std::nullopt;
+      if (!told) return LetIn(NotBegun(why, culprits));
+      scope_.Add(kind_, report_, false);
+      EndCopies(outcome);
+      LeaveContents(outcome, false);
+      return LetIn(*told);
+    }
     scope_.Add(kind_, report_, false);
     return LetIn(Failed(why, outcome));
   }
@@ -377,10 +400,7 @@ class Coordinator::Call final : public board::RoundHooks {
   }
 
   Status Failed(const Status& why, const board::RoundOutcome& outcome) {
-    if (kind_ == CycleKind::kPause && *outcome.failed < Ballot::kGone) {  // what cannot be ended now is for the next call
-      scope_.executor_.SetUntil(In(scope_.deadlines_.undo()));
-      static_cast<void>(scope_.executor_.EndCopies());
-    }
+    EndCopies(outcome);
     Status undone = round_.left.ok() ? outcome.undo : round_.left;
     if (scope_.TryLedger()) {
       const LedgerLock lock(scope_.ledger_, std::adopt_lock);
@@ -391,8 +411,7 @@ class Coordinator::Call final : public board::RoundHooks {
         undone = {Code::kBroken, "an earlier pause or resume that failed has left memory released here"};
     }
     const Status told = scope_.Told(kind_, why, undone);
-    CycleFailed failed{kind_,       cycle_, undone.ok(), told.message(), why.code(), why.driver_result(), scope_.culprits_,
-                       scope_.pool_};
+    CycleFailed failed = FailedAs(told, why, undone);
     failed.paused = kind_ == CycleKind::kPause && outcome.ending == agreement::Ending::kPaused && round_.left.ok();
     bool saved = true;
     if (scope_.TryLedger()) {
@@ -403,11 +422,20 @@ class Coordinator::Call final : public board::RoundHooks {
     } else {
       scope_.unrecorded_ = failed;
     }
-    // Before `gone` others run on while these copies end, and may write to the memory: they are no copy of what was hashed.
+    LeaveContents(outcome, saved);
+    return told;
+  }
+  // What cannot be ended now is for the next call.
+  void EndCopies(const board::RoundOutcome& outcome) {
+    if (kind_ != CycleKind::kPause || *outcome.failed >= Ballot::kGone) return;
+    scope_.executor_.SetUntil(In(scope_.deadlines_.undo()));
+    static_cast<void>(scope_.executor_.EndCopies());
+  }
+  // Before `gone` others run on while these copies end, and may write to the memory: they are no copy of what was hashed.
+  void LeaveContents(const board::RoundOutcome& outcome, bool saved) {
     const bool undisturbed = scope_.members_.size() == 1 || *outcome.failed >= Ballot::kGone;
     if (kind_ == CycleKind::kPause && !saved) scope_.backup_.Abandon(undisturbed);
     scope_.NoteCopies();
-    return told;
   }
 
   Status NotBegun(const Status& why, const std::vector<SessionId>& culprits) {
@@ -419,6 +447,7 @@ class Coordinator::Call final : public board::RoundHooks {
     return told;
   }
   void NameCulprits(const std::vector<SessionId>& culprits) {
+    scope_.culprits_.clear();
     for (const SessionId session : culprits)
       if (session && session != scope_.peers_.Self().session)
         scope_.culprits_.push_back(AsMember(assembly_.IdentityOf(session)));

@@ -124,6 +124,41 @@ TEST_F(CoordinatorTest, a_resume_that_fails_elsewhere_is_undone_here_and_can_be_
   EXPECT_EQ(Memory(id)[0], std::byte{0x42});
 }
 
+// The gate is open then, and the program makes memory at any time.
+TEST_F(CoordinatorTest, memory_is_made_while_a_pause_that_failed_elsewhere_before_it_began_here_is_recorded) {
+  set_.ahead = Ballot::kIdle;
+  int made = 0;
+  set_.named = [&] {
+    ++made;
+    std::async(std::launch::async, [this] {
+      const std::shared_lock call(gate_);
+      Create(k2M, false);
+    }).get();
+  };
+  const Status failed = Run(CycleKind::kPause);
+  EXPECT_TRUE(failed.message().ends_with(": a call failed; the session runs on as before")) << failed.message();
+  EXPECT_GT(made, 0);
+  EXPECT_TRUE(ledger_.state().broken.empty()) << ledger_.state().broken;
+  ASSERT_EQ(All<CycleBegun>().size(), 1U);
+  ASSERT_EQ(All<PhaseDecided>().size(), 1U);
+  EXPECT_EQ(All<PhaseDecided>()[0].phase, PhaseKind::kPauseArrive);
+  ASSERT_EQ(All<CycleFailed>().size(), 1U);
+  EXPECT_EQ(All<CycleFailed>()[0].culprits, (std::vector<CycleMember>{{kOwner, 1, 2, "host"}}));
+  EXPECT_TRUE(All<CycleFailed>()[0].undone);
+  EXPECT_TRUE(All<VoteCast>().empty());
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  set_.ahead = {};
+  set_.named = [] {};
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  EXPECT_EQ(InUse(), 0U);
+  set_.ahead = Ballot::kMade;
+  EXPECT_FALSE(Run(CycleKind::kResume).ok());
+  EXPECT_EQ(Now(), Lifecycle::kPaused);
+  EXPECT_EQ(All<CycleFailed>().back().kind, CycleKind::kResume);
+  set_.ahead = {};
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+}
+
 TEST_F(CoordinatorTest, a_failing_call_is_this_sessions_vote_and_is_undone) {
   Create();
   ASSERT_TRUE(sim_->FailNext("Unmap", 1, cuda::kUnknown).ok());

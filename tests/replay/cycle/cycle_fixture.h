@@ -32,6 +32,8 @@ class ScriptedSet {
   // Why it votes against that ballot; ok: it does not.
   std::function<Status(agreement::Ballot)> votes = [](agreement::Ballot) { return Status{}; };
   std::optional<agreement::Ballot> ends_at{}, silent_at{};  // it votes no more from there on
+  std::optional<agreement::Ballot> ahead{};                 // that it is against is decided before this session knows that all have come
+  std::function<void()> named = [] {};                      // called whenever a member's name is asked for
   std::set<SessionId> dead_strangers;                       // sessions that have ended, and are no members
   Status unfound;                                           // why the set cannot be found
   std::vector<agreement::Ballot> asked;                     // on what it has voted
@@ -53,7 +55,10 @@ class ScriptedSet {
       return (session == kOwner && set_.ended_) || set_.dead_strangers.contains(session);
     }
     [[nodiscard]] std::string HowItEnded(SessionId) override { return kPeerDied; }
-    [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override { return session == kSelf ? kMe : kPeer; }
+    [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override {
+      set_.named();
+      return session == kSelf ? kMe : kPeer;
+    }
     [[nodiscard]] board::ScopeFacts FactsOf(SessionId) override { return {.lifecycle = Lifecycle::kRunning}; }
     void FailedBy(SessionId) override {}
     [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }
@@ -73,6 +78,7 @@ class ScriptedSet {
         set_.asked.push_back(ballot);
         const Status why = set_.votes(ballot);
         set_.board_.CastVote(1, round_, ballot, why.ok(), why);
+        if (set_.ahead && ballot == agreement::Ballot::kCome) DecideAhead(*set_.ahead);
         return;
       }
       set_.board_.AwaitChange(ticket, until);
@@ -80,6 +86,12 @@ class ScriptedSet {
     void Discard() override {}
 
    private:
+    void DecideAhead(agreement::Ballot ballot) {
+      set_.board_.Decide(1, round_, agreement::Ballot::kCome, agreement::Cause::kAllVoted, 1);
+      set_.board_.CastVote(1, round_, ballot, false, {Code::kDriver, "a call failed"});
+      set_.board_.Decide(1, round_, ballot, agreement::Cause::kVotedNo, 1);
+    }
+
     ScriptedSet& set_;
     board::RoundNumber round_ = 0;
   };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "journal/base/no_memory.h"
 
@@ -80,12 +81,15 @@ class Participant {
     Report();
     return next.action;
   }
-  // Decisions become known in the order of the ballots.
+  // Decisions become known in the order of the ballots. A reading is of several moments, so it may have one that was made
+  // after it read that there was none before: that is for the next reading, which has both.
   void Report() {
-    for (std::size_t b = 0; b < agreement::kBallots; ++b) {
-      if (reported_[b] || reading_.decisions[b].cause == Cause::kUndecided) continue;
-      reported_[b] = true;
-      const auto ballot = static_cast<Ballot>(b);
+    for (const agreement::Line& line : program_) {
+      if (line.kind != agreement::Line::Kind::kVote) continue;
+      const Ballot ballot = line.ballot;
+      const auto b = static_cast<std::size_t>(ballot);
+      if (reading_.decisions[b].cause == Cause::kUndecided) return;
+      if (std::exchange(reported_[b], true)) continue;
       Status why;
       if (agreement::IsFailure(reading_.decisions[b].cause)) {
         if (member_.failed == ballot) NoteFailure(ballot);

@@ -402,6 +402,22 @@ TEST(RoundTest, a_failure_is_told_with_its_reason_and_breaks_off_the_work_of_oth
   ASSERT_EQ(working.votes.size(), 2U) << "it was not asked for a vote on what had failed already";
 }
 
+// A look that has the later decision and not the earlier one, because both were made while it lasted.
+TEST(RoundTest, a_decision_that_is_read_before_the_one_that_was_made_first_is_no_failure_of_an_undo) {
+  auto board = Board::Make("", {SessionId{11}, SessionId{12}});
+  board->CastVote(1, 1, Ballot::kCome, true);
+  board->CastVote(1, 1, Ballot::kIdle, false, {Code::kDriver, "a capture runs"});
+  board->Decide(1, 1, Ballot::kIdle, Cause::kVotedNo, 1);
+  IdleHooks hooks;
+  CallOnBoard call = CallOf(CycleKind::kPause);
+  const RoundOutcome outcome = *TakePart(*board, 0, call, hooks);
+  EXPECT_EQ(outcome.ending, agreement::Ending::kRunning);
+  EXPECT_EQ(outcome.failed, Ballot::kIdle);
+  EXPECT_EQ(outcome.status.message(), "session 12 failed (pause, ballot \"idle\"): a capture runs");
+  EXPECT_TRUE(outcome.undo.ok()) << outcome.undo.message();
+  EXPECT_EQ(hooks.decided, (std::vector{Ballot::kCome, Ballot::kIdle}));
+}
+
 TEST(RoundTest, of_a_pause_whose_undo_fails_too_ends_paused_and_says_why_both_failed) {
   class Failing final : public IdleHooks {
    public:

@@ -130,8 +130,11 @@ Status JobControl::UndoPause(const Status& why) {
   for (const Deadline until = In(kToPause); std::ranges::any_of(ranks_, busy) && !Passed(until);) Wait(kLook);
   const auto paused = [](const RankLink& rank) { return rank->alive && rank->is.phase == Phase::kPaused; };
   if (std::ranges::none_of(ranks_, paused)) return why;
+  // Those say in `why` that they stay paused.
+  const bool not_undone =
+      std::ranges::any_of(ranks_, [&](const RankLink& rank) { return paused(rank) && !rank->is.failure.ok(); });
   const Status back = Resume(kToUndo, {});
-  if (back.ok()) return why;
+  if (back.ok()) return not_undone ? Status{why.code(), why.message() + "; then all were resumed", why.driver_result()} : why;
   return {why.code(), why.message() + "; then not all that had paused could be resumed: " + back.message()};
 }
 

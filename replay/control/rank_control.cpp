@@ -263,9 +263,10 @@ RankControl::Next RankControl::PauseNow(const Order& order) {
   if (!own_pause_) {
     if (between)
       if (const Status idle = actions_->AwaitLaunches(); !idle.ok()) return GiveUp(idle, Phase::kFailed);
-    if (!parks)
-      if (const Status paused = actions_->PauseNccl(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
-    nccl_paused_ = !parks;
+    const Status paused = parks ? Status() : actions_->PauseNccl();
+    nccl_paused_ = !parks && (paused.ok() || actions_->NcclIsAway());
+    if (!paused.ok() && nccl_paused_) return StayAway(paused);
+    if (!paused.ok()) return GiveUp(paused, Phase::kFailed);
   }
   mode_ = Mode::kPaused;
   const Bytes held = actions_->Held();
@@ -279,6 +280,14 @@ RankControl::Next RankControl::PauseNow(const Order& order) {
   return Next::kWait;
 }
 
+// The undo of the pause failed too, on all ranks that share memory. What the program would launch now is refused, so it waits
+// here like after a pause, and a resume from outside mends it, which brings the tags back first.
+RankControl::Next RankControl::StayAway(const Status& why) {
+  Settle(about_);
+  mode_ = Mode::kPaused;
+  return StayPaused(CycleKind::kPause, why);
+}
+
 // The rank goes on as before the request. Where its tags do not come back, it must not: it stays, and a resume from outside can
 // mend it.
 RankControl::Next RankControl::GiveUp(const Status& why, Phase phase) {
@@ -286,7 +295,8 @@ RankControl::Next RankControl::GiveUp(const Status& why, Phase phase) {
   Settle(about_);
   if (!undone.ok()) {
     mode_ = Mode::kPaused;
-    return StayPaused({undone.code(), why.message() + "; then its tags could not be resumed: " + undone.message()});
+    return StayPaused(CycleKind::kResume,
+                      {undone.code(), why.message() + "; then its tags could not be resumed: " + undone.message()});
   }
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{about_, CycleKind::kPause, why.code(), why.message()});
@@ -303,7 +313,7 @@ RankControl::Next RankControl::LookPaused(const Order& order) {
   about_ = order.request;
   Begin(order.request, Phase::kPausing);
   if (order.all_tags)
-    if (const Status paused = actions_->PauseTags(); !paused.ok()) return StayPaused(paused);
+    if (const Status paused = actions_->PauseTags(); !paused.ok()) return StayPaused(CycleKind::kResume, paused);
   tags_done_ = true;
   actions_->Note(RequestEnded{order.request, CycleKind::kPause, Code::kOk, ""});
   Report(Phase::kPaused, Stage::kNccl, [held = actions_->Held()](Standing& mine) { mine.held = held; });
@@ -319,7 +329,7 @@ RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
   if (!tags_done_) {
     if (const Status resumed = actions_->ResumeTags(); !resumed.ok()) {
       about_ = order.request;
-      return StayPaused(resumed);
+      return StayPaused(CycleKind::kResume, resumed);
     }
     tags_done_ = true;
     Report(Phase::kResuming, Stage::kTags);
@@ -328,7 +338,7 @@ RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
   if (order.stage != Stage::kNccl && ToolLives()) return Next::kWait;
   about_ = order.request;
   if (nccl_paused_)
-    if (const Status resumed = actions_->ResumeNccl(); !resumed.ok()) return StayPaused(resumed);
+    if (const Status resumed = actions_->ResumeNccl(); !resumed.ok()) return StayPaused(CycleKind::kResume, resumed);
   nccl_paused_ = false;
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
@@ -337,8 +347,8 @@ RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
   return Next::kGoOn;
 }
 
-RankControl::Next RankControl::StayPaused(const Status& why) {
-  actions_->Note(RequestEnded{about_, CycleKind::kResume, why.code(), why.message()});
+RankControl::Next RankControl::StayPaused(CycleKind failed, const Status& why) {
+  actions_->Note(RequestEnded{about_, failed, why.code(), why.message()});
   Report(Phase::kPaused, Stage::kCome, [&](Standing& mine) { mine.failure = why; });
   return Next::kWait;
 }

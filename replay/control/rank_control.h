@@ -25,8 +25,9 @@ class Actions {
   // The program's tags that are resident, but for those whose contents a pause would forget. On failure none is paused.
   virtual Status PauseTags() = 0;
   virtual Status ResumeTags() = 0;  // those that PauseTags has paused; none: ok
-  // Together with all ranks that share memory; on failure nothing has changed.
+  // Together with all ranks that share memory; on failure nothing has changed, unless NcclIsAway.
   virtual Status PauseNccl() = 0;
+  virtual bool NcclIsAway() = 0;  // all of its memory or some; after a pause that failed: it could not be undone
   virtual Status ResumeNccl() = 0;
   virtual Bytes Held() = 0;  // GPU memory that is resident now
   virtual void Note(EventBody event) = 0;
@@ -91,7 +92,8 @@ class RankControl : public RequestServer {
   Next ResumeAsAsked(const Order& order);
   Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
   Next PauseNow(const Order& order);
-  Next StayPaused(const Status& why);
+  Next StayPaused(CycleKind failed, const Status& why);
+  Next StayAway(const Status& why);
   Next GiveUp(const Status& why, Phase phase);
   void See(const Order& order);
 

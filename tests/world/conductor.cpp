@@ -227,7 +227,10 @@ void Conductor::StopOnce() {
   if (answered.killed) return AllAreBack();
   if (!answered.status.ok()) {
     JudgeStop(answered.status, hurried);
-    return AllGoOn();
+    // Ranks that share no memory with the one that failed have paused, and are resumed by the tool. That, too, may fail.
+    const bool stays_paused =
+        answered.status.message().find("then not all that had paused could be resumed") != std::string::npos;
+    return stays_paused ? AllAreBack() : AllGoOn();
   }
   if (const std::string who = WhoDoesNotStand(); !who.empty()) Found("all are said to stand between launches, but" + who);
   const auto before = page_->Launched();

@@ -423,6 +423,19 @@ TEST_F(PlayedRanks, NCCL_that_fails_on_one_is_resumed_where_it_was_paused) {
   EXPECT_EQ(Of(0).phase, Phase::kRunning);
 }
 
+TEST_F(PlayedRanks, that_stay_paused_because_an_undo_failed_are_resumed_and_the_message_says_so) {
+  Make(2);
+  const auto playing = Begin([](std::size_t, Played& one) {
+    if (!one.Is(Ask::kPause, Stage::kNccl)) return one.Obey();
+    if (one.is.phase != Phase::kPaused) one.Fail(Phase::kPaused, "no room; undoing it failed too");
+  });
+  auto job = Open();
+  ASSERT_TRUE(job.ok());
+  const Status status = job->Pause({.deadline = kLong});
+  EXPECT_TRUE(Has(status.message(), ": no room; undoing it failed too; then all were resumed")) << status.message();
+  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(Of(rank).phase, Phase::kRunning);
+}
+
 TEST_F(PlayedRanks, one_that_ends_while_it_pauses_is_named) {
   Make(2);
   const auto playing = Begin([&](std::size_t rank, Played& one) {

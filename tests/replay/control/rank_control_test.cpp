@@ -23,6 +23,7 @@ class Memory final : public Actions {
   Status PauseTags() override { return Do("pause tags", &tags); }
   Status ResumeTags() override { return Do("resume tags", &tags); }
   Status PauseNccl() override { return Do("pause NCCL", &nccl); }
+  bool NcclIsAway() override { return nccl; }
   Status ResumeNccl() override { return Do("resume NCCL", &nccl); }
   Bytes Held() override { return kResident - (tags ? kTagBytes : 0) - (nccl ? kNcclBytes : 0) + grown; }
   void Note(EventBody event) override { notes.push_back(std::move(event)); }
@@ -52,6 +53,7 @@ class Memory final : public Actions {
   Result<Standing> other = Status{Code::kPeerLost, "it has ended"};
   std::string fails;
   bool tags = false, nccl = false;  // are paused
+  bool undo_fails = false;          // of what fails
   bool awaited = false;
   std::atomic<std::uint64_t> held = 0;  // the version of the order that holds launches
   Bytes grown = 0;
@@ -59,7 +61,10 @@ class Memory final : public Actions {
  private:
   Status Do(const std::string& what, bool* paused) {
     calls.push_back(what);
-    if (what == fails) return {Code::kOutOfMemory, "no room to " + what};
+    if (what == fails) {
+      if (undo_fails) *paused = true;
+      return {Code::kOutOfMemory, "no room to " + what};
+    }
     *paused = what.starts_with("pause");
     return {};
   }
@@ -292,6 +297,31 @@ TEST_F(RankControlTest, tags_that_do_not_come_back_keep_the_rank_until_a_resume_
   EXPECT_EQ(memory.calls, Calls{"resume tags"}) << "NCCL's memory never went";
   EXPECT_EQ(phase(), Phase::kRunning);
   EXPECT_EQ(memory.All<RequestEnded>().back().request, 2U);
+}
+
+TEST_F(RankControlTest, a_pause_whose_undo_failed_too_keeps_the_rank_until_a_resume_from_outside) {
+  memory.fails = "pause NCCL";
+  memory.undo_fails = true;
+  AskFor(1, Ask::kPause, 7, true);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(GoesOnAt(7)) << "its launches would be refused";
+  EXPECT_FALSE(control->Serve(7, true));
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_EQ(Message(), "no room to pause NCCL");
+  EXPECT_EQ(memory.calls, (Calls{"pause tags", "pause NCCL"}));
+  EXPECT_EQ(memory.All<RequestEnded>().back().kind, CycleKind::kPause);
+  EXPECT_EQ(memory.All<RequestEnded>().back().code, Code::kOutOfMemory);
+  Withdraw();
+  ToolDies();
+  EXPECT_FALSE(control->Serve(7, true));
+  memory.calls.clear();
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(control->Serve(7, true));
+  EXPECT_EQ(memory.calls, (Calls{"resume tags", "resume NCCL"}));
+  EXPECT_FALSE(memory.tags || memory.nccl);
+  EXPECT_EQ(phase(), Phase::kRunning);
 }
 
 TEST_F(RankControlTest, a_request_that_is_withdrawn_leaves_the_rank_as_it_was) {
@@ -670,6 +700,26 @@ TEST_F(BetweenLaunches, launches_go_on_when_the_request_is_withdrawn_when_the_to
   ASSERT_TRUE(Becomes(Phase::kFailed));
   ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
   EXPECT_FALSE(memory.nccl);
+}
+
+TEST_F(BetweenLaunches, launches_stay_held_where_the_undo_of_a_pause_failed_too) {
+  memory.fails = "pause NCCL";
+  memory.undo_fails = true;
+  Hold(1);
+  ASSERT_TRUE(Becomes(Phase::kHeld));
+  Stand();
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(Becomes(Phase::kPaused));
+  EXPECT_EQ(Message(), "no room to pause NCCL");
+  Withdraw();
+  ToolDies();
+  EXPECT_FALSE(control->Serve(1, true)) << "the thread that holds launches is inside";
+  EXPECT_NE(memory.held, 0U);
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+  EXPECT_FALSE(memory.nccl);
+  EXPECT_EQ(phase(), Phase::kRunning);
 }
 
 }  // namespace

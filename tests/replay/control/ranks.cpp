@@ -39,6 +39,7 @@ class Numbers final : public Actions {
     words_.paused_at = step;
     return Together(kPauseNcclFails, words_.pauses);
   }
+  bool NcclIsAway() override { return words_.pauses != words_.resumes; }
   Status ResumeNccl() override { return Together(kResumeNcclFails, words_.resumes); }
   Bytes Held() override { return (words_.pauses - words_.resumes) == 0 ? 1000 : 10; }
   void Note(EventBody event) override {

@@ -32,11 +32,11 @@ class ScriptedSet {
   // Why it votes against that ballot; ok: it does not.
   std::function<Status(agreement::Ballot)> votes = [](agreement::Ballot) { return Status{}; };
   std::optional<agreement::Ballot> ends_at{}, silent_at{};  // it votes no more from there on
-  std::optional<agreement::Ballot> ahead{};                 // that it is against is decided before this session knows that all have come
-  std::function<void()> named = [] {};                      // called whenever a member's name is asked for
-  std::set<SessionId> dead_strangers;                       // sessions that have ended, and are no members
-  Status unfound;                                           // why the set cannot be found
-  std::vector<agreement::Ballot> asked;                     // on what it has voted
+  std::optional<agreement::Ballot> ahead{};  // that it is against is decided before this session knows that all have come
+  std::function<void()> named = [] {};       // called whenever a member's name is asked for
+  std::set<SessionId> dead_strangers;        // sessions that have ended, and are no members
+  Status unfound;                            // why the set cannot be found
+  std::vector<agreement::Ballot> asked;      // on what it has voted
 
   class Call final : public Assembly {
    public:

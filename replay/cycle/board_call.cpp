@@ -89,11 +89,13 @@ class Coordinator::Call final : public board::RoundHooks {
     return sightings_.Late(session, !round_.begins, waited);
   }
   // Ranks finish what they do between a pause and a resume minutes apart; without AMem the first would wait as long in the next
-  // collective.
+  // collective. One that let go of all that it shared, and so has resumed by itself, is waited for with those who have not said
+  // so yet: they are paused, and the set is without it once they have come.
   bool MayComeYet(const std::vector<SessionId>& absent) override {
     return std::ranges::all_of(absent, [this](SessionId who) {
       const Lifecycle last = assembly_.FactsOf(who).lifecycle;
-      return last != Lifecycle::kRunning && last != Lifecycle::kNew;  // kNew: nothing can be read
+      if (last == Lifecycle::kNew) return false;  // nothing can be read
+      return last != Lifecycle::kRunning || !assembly_.SharesNow(who);
     });
   }
 

@@ -46,6 +46,9 @@ class Assembly {
   // As its page says now, or said last.
   [[nodiscard]] virtual PeerIdentity IdentityOf(SessionId session) = 0;
   [[nodiscard]] virtual board::ScopeFacts FactsOf(SessionId session) = 0;
+  // Whether a session that is in this call says that it shares memory with that one, or that one says so of a member. False:
+  // only pages from before say so, and it is a member only for as long as those sessions have not come.
+  [[nodiscard]] virtual bool SharesNow(SessionId /*session*/) { return true; }
   // The call failed by that session's end before all had come: those that come later, and find only the living, fail too.
   virtual void FailedBy(SessionId lost) = 0;
   // What is seen now of that session's process, which has been waited for for so long.

@@ -24,14 +24,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::string_view kObeys = "/control";  // the end of such a thread's name
+
 struct Line {
   std::int64_t at_us = 0;
   std::string thread, what;
 };
+template <std::size_t N>
+struct Ring {
+  std::array<Line, N> lines;
+  std::size_t next = 0;
+  void Add(const Line& line) { lines[next++ % N] = line; }
+  [[nodiscard]] const Line& At(std::size_t i) const { return lines[(next + i) % N]; }  // the oldest first
+};
 struct Lines {
   std::mutex mutex;
-  std::array<Line, 600> lines;
-  std::size_t next = 0;
+  Ring<600> all;
+  Ring<20> orders;  // of the thread that obeys them, which says less than the others
   std::string world;
   std::uint64_t seed = 0;
 };
@@ -105,15 +114,19 @@ void PrintStack(int) {
 #else
   std::array<void*, 40> frames{};
   const int depth = ::backtrace(frames.data(), static_cast<int>(frames.size()));
-  // Of a program that is about to end, so whatever works will do.
-  std::string command = "addr2line -Cfpse /proc/" + std::to_string(::getpid()) + "/exe";
+  // Of a program that is about to end, so whatever works will do. A copy that is run elsewhere may have another name and be
+  // stripped, and the machine may lack addr2line: so the offsets are said as well, for the program that it is a copy of.
+  std::string offsets;
+  Dl_info own{};
+  ::dladdr(reinterpret_cast<void*>(&PrintStack), &own);
   for (int i = 0; i < depth; ++i) {
     Dl_info info{};
-    if (::dladdr(frames.at(i), &info) == 0 || info.dli_fname == nullptr) continue;
-    const auto offset = static_cast<char*>(frames.at(i)) - static_cast<char*>(info.dli_fbase);
-    if (std::string_view(info.dli_fname).find("amem-world") != std::string_view::npos) command += fmt::format(" {:#x}", offset);
+    if (::dladdr(frames.at(i), &info) == 0 || info.dli_fbase != own.dli_fbase) continue;
+    offsets += fmt::format(" {:#x}", static_cast<char*>(frames.at(i)) - static_cast<char*>(info.dli_fbase));
   }
-  if (std::system((command + " >&2").c_str()) != 0) ::backtrace_symbols_fd(frames.data(), depth, STDERR_FILENO);
+  std::fprintf(stderr, "at%s\n", offsets.c_str());
+  const std::string command = fmt::format("addr2line -Cfpse /proc/{}/exe{} >&2 </dev/null", ::getpid(), offsets);
+  if (std::system(command.c_str()) != 0) ::backtrace_symbols_fd(frames.data(), depth, STDERR_FILENO);
 #endif
   ++printed;
 }
@@ -123,6 +136,7 @@ void PrintStackOf(int thread) {
   const int before = printed;
   ::syscall(SYS_tgkill, ::getpid(), thread, SIGUSR2);
   for (int tries = 300; tries > 0 && printed == before; --tries) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  if (printed == before) std::fprintf(stderr, "it does not answer its signal\n");
 }
 
 void PrintStacks(int first) {
@@ -139,12 +153,14 @@ void PrintTrace() {
   Lines& all = All();
   const std::lock_guard lock(all.mutex);
   const std::int64_t now = NowUs();
-  for (std::size_t i = 0; i < all.lines.size(); ++i) {
-    const Line& line = all.lines[(all.next + i) % all.lines.size()];
+  const auto print = [&](const Line& line) {
     if (!line.what.empty())
       std::fprintf(stderr, "  %8.1f ms  %-12s %s\n", static_cast<double>(line.at_us - now) / 1000, line.thread.c_str(),
                    line.what.c_str());
-  }
+  };
+  for (std::size_t i = 0; i < all.orders.lines.size(); ++i)
+    if (all.orders.At(i).at_us < all.all.At(0).at_us) print(all.orders.At(i));
+  for (std::size_t i = 0; i < all.all.lines.size(); ++i) print(all.all.At(i));
 }
 
 std::atomic<std::atomic<bool>*> shared_found = nullptr;
@@ -157,8 +173,11 @@ std::atomic<std::atomic<bool>*> shared_found = nullptr;
   if (std::atomic<bool>* const found = shared_found; found != nullptr) *found = true;
   std::fprintf(stderr, "last actions:\n");
   PrintTrace();
+  const std::string found = fmt::format("FOUND, seed {} ({}), {}: {}\n", All().seed, All().world, Self().name, what);
+  if (stacks)
+    std::fputs(("stacks of what is " + found).c_str(), stderr);  // whoever waits for this process may end it meanwhile
   if (stacks) PrintStacks(thread);
-  std::fprintf(stderr, "FOUND, seed %lu (%s), %s: %s\n", All().seed, All().world.c_str(), Self().name.c_str(), what.c_str());
+  std::fputs(found.c_str(), stderr);
   ::_exit(kFoundExit);
 }
 
@@ -195,13 +214,16 @@ void SetWorld(const Settings& settings, int rank) {
   const std::lock_guard lock(all.mutex);
   all.seed = settings.seed;
   all.world = Describe(settings) + (rank < 0 ? "" : fmt::format(", rank {}", rank));
-  all.lines.fill({});
+  all.all = {};
+  all.orders = {};
 }
 
 void Trace(const std::string& what) {
   Lines& all = All();
   const std::lock_guard lock(all.mutex);
-  all.lines[all.next++ % all.lines.size()] = {NowUs(), Self().name, what};
+  const Line line{NowUs(), Self().name, what};
+  all.all.Add(line);
+  if (line.thread.ends_with(kObeys)) all.orders.Add(line);
 }
 
 void NameThread(const std::string& name) { Self().name = name; }

@@ -251,9 +251,9 @@ Rank::PinnedBefore::PinnedBefore(Rank& rank)
     : rank_(rank), before_(rank.simulator->PinnedBytes()), pauses_(++rank.pauses_), alone_(rank.pausing++ == 0) {}
 Rank::PinnedBefore::~PinnedBefore() { --rank_.pausing; }
 
-void Rank::PinnedBefore::Check(const Status& failed) {
+void Rank::PinnedBefore::Check(const Status& failed, bool away) {
   const auto alone = [&] { return alone_ && rank_.pauses_ == pauses_; };
-  if (failed.ok() || !rank_.settings.CountsPinned()) return;
+  if (failed.ok() || away || !rank_.settings.CountsPinned()) return;
   // A worker that frees part of a slab or reads contents back has a buffer pinned for a moment, or longer where others use the
   // machine.
   const auto longest = 100 + rank_.settings.late / std::chrono::milliseconds(20);
@@ -326,7 +326,7 @@ void Rank::Obey(const Order& order, std::uint64_t number) {
     if (fate.call[0] != 0) simulator->ForgetPlannedFailures();
     failures_ = {};
     CheckNotBroken(to_pause ? "a pause" : "a resume");
-    pinned.Check(to_pause ? status : Status{});
+    pinned.Check(to_pause ? status : Status{}, session->paused());
     if (!to_pause && status.ok()) ++resumes;
   }
   TellEnd(answer, order.kind, begun, !fate.absent && status.ok());
@@ -349,7 +349,7 @@ Status Rank::PauseBesideProgram() {
   }
   Trace("a pause between launches: " + (status.ok() ? "done" : status.message()));
   CheckNotBroken("a pause between launches");
-  pinned.Check(status);
+  pinned.Check(status, session->paused());
   return status;
 }
 

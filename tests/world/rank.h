@@ -56,14 +56,15 @@ class Rank {
   // Until the page says that the world ends; then everything is given back and looked at.
   void Run();
 
-  // Over a pause. A failed one must leave no more host memory pinned than there was; nobody can tell while others pin, too.
+  // Over a pause. A failed one must leave no more host memory pinned than there was, unless its undo failed too: then the
+  // contents are away, and are kept there. Nobody can tell while others pin, too.
   class PinnedBefore {
    public:
     explicit PinnedBefore(Rank& rank);
     ~PinnedBefore();
     PinnedBefore(const PinnedBefore&) = delete;
     PinnedBefore& operator=(const PinnedBefore&) = delete;
-    void Check(const Status& failed);
+    void Check(const Status& failed, bool away);
 
    private:
     Rank& rank_;

@@ -48,8 +48,8 @@ void PauseTag(Worker& worker, Tag& tag) {
   tag.behind = !how.wait;
   if (rank.Ok(paused, "pause a tag")) return;
   if (std::exchange(tag.behind, false)) --rank.pausing;
-  pinned.Check(paused);
   tag.usable = StandingOf(rank, tag).state == "resident";
+  pinned.Check(paused, !tag.usable);
 }
 
 // The stream waits for the contents, and not the host. False: it failed.

@@ -296,6 +296,19 @@ board::ScopeFacts UnixAssembly::FactsOf(SessionId session) {
   return {.tag = own_.tag, .lifecycle = facts ? Lifecycle::kRunning : Lifecycle::kNew};  // it was never in a call of that scope
 }
 
+bool UnixAssembly::SharesNow(SessionId session) {
+  const auto names = [](const board::ScopeFacts& facts, SessionId other) {
+    return std::ranges::find(facts.neighbours, other) != facts.neighbours.end();
+  };
+  const board::ScopeFacts its = FactsOf(session);
+  if (names(own_, session) || names(its, self_)) return true;
+  return std::ranges::any_of(known_, [&](const auto& known) {
+    if (known.first == session) return false;
+    const board::ScopeFacts facts = FactsOf(known.first);
+    return names(its, known.first) || (facts.call == kind_ && names(facts, session));
+  });
+}
+
 ProcessSeen UnixAssembly::See(SessionId session, std::chrono::milliseconds waited) {
   const auto open = connections_.find(session);
   return SeeProcessOf(IdentityOf(session), open == connections_.end() ? nullptr : open->second.get(), context_, waited);

@@ -34,6 +34,7 @@ class UnixAssembly final : public Assembly {
   [[nodiscard]] std::string EndSeenBy(SessionId session) override;
   [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override;
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) override;
+  [[nodiscard]] bool SharesNow(SessionId session) override;
   void Begun() override;
   void FailedBy(SessionId lost) override;
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds waited) override;

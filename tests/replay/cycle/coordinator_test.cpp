@@ -72,6 +72,18 @@ TEST_F(CoordinatorTest, a_cycle_that_does_not_begin_names_those_because_of_whom)
   EXPECT_EQ(Now(), Lifecycle::kRunning);
 }
 
+TEST_F(CoordinatorTest, a_resume_waits_on_beside_a_session_that_runs_and_of_which_only_pages_from_before_say_that_it_shares) {
+  Create();
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  set_.silent_at = Ballot::kCome;
+  EXPECT_EQ(Run(CycleKind::kResume, {.patient = true}).code(), Code::kTimeout) << "it runs, and so will not come";
+  set_.shares_now = false;
+  set_.said = [this] { set_.silent_at = {}; };
+  const Status resumed = Run(CycleKind::kResume, {.patient = true});
+  EXPECT_TRUE(resumed.ok()) << resumed.message();
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+}
+
 TEST_F(CoordinatorTest, votes_on_every_ballot_and_reports_the_phases) {
   Create();
   ASSERT_TRUE(Run(CycleKind::kPause).ok());

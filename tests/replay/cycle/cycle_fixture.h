@@ -35,6 +35,8 @@ class ScriptedSet {
   std::optional<agreement::Ballot> ahead{};  // that it is against is decided before this session knows that all have come
   std::function<void()> named = [] {};       // called whenever a member's name is asked for
   std::set<SessionId> dead_strangers;        // sessions that have ended, and are no members
+  bool shares_now = true;                    // the owner
+  std::function<void()> said = [] {};        // called when people are told for whom a resume waits
   Status unfound;                            // why the set cannot be found
   std::vector<agreement::Ballot> asked;      // on what it has voted
 
@@ -63,7 +65,8 @@ class ScriptedSet {
     void FailedBy(SessionId) override {}
     [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }
     void TellWaiting(const std::vector<SessionId>&) override {}
-    void Say(const std::string&) override {}
+    [[nodiscard]] bool SharesNow(SessionId) override { return set_.shares_now; }
+    void Say(const std::string&) override { set_.said(); }
     void AwaitChange(std::uint32_t ticket, Deadline until) override {
       const board::BoardReading reading = set_.board_.Read(round_, [](std::size_t) { return false; });
       for (std::size_t b = 0; b < agreement::kBallots; ++b) {

@@ -81,6 +81,31 @@ TEST_F(AssemblyTest, a_session_that_shares_with_nobody_has_a_board_of_its_own) {
   EXPECT_EQ(AllCall(CycleKind::kPause)[0].ending, Ending::kPaused);
 }
 
+// What a page says is as old as its session's last call.
+TEST_F(AssemblyTest, a_session_shares_memory_if_it_says_so_or_one_that_has_come) {
+  Chain(3);
+  for (const auto& outcome : AllCall(CycleKind::kPause)) ASSERT_EQ(outcome.ending, Ending::kPaused);
+  const SessionId middle = ranks_[1]->identity.session, last = ranks_[2]->identity.session;
+  const auto first = ranks_[0]->peers->Assemble(CycleKind::kResume, "");
+  ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
+  EXPECT_EQ(first->Members().size(), 3U);
+  EXPECT_TRUE(first->SharesNow(middle));
+  EXPECT_TRUE(first->SharesNow(last));
+  // It lets go of what it shares and resumes by itself, while the one between them has not come.
+  ranks_[2]->session.Remove(middle);
+  EXPECT_EQ(CallOnBoards(*ranks_[2]->peers, CycleKind::kResume, milliseconds(5000)).ending, Ending::kRunning);
+  ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
+  EXPECT_EQ(first->Members().size(), 3U);
+  EXPECT_FALSE(first->SharesNow(last));
+  const auto second = ranks_[1]->peers->Assemble(CycleKind::kResume, "");
+  ASSERT_TRUE(second->Find(In(milliseconds(5000))).ok());
+  EXPECT_TRUE(first->SharesNow(last)) << "who has come says so";
+  ranks_[1]->session.Remove(last);
+  ASSERT_TRUE(second->Find(In(milliseconds(5000))).ok());
+  ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
+  EXPECT_EQ(first->Members().size(), 2U);
+}
+
 // Another one would leave some members on the old one.
 TEST_F(AssemblyTest, boards_of_the_living_stay_however_many_there_are) {
   SharedPageTable table(SessionId{1});

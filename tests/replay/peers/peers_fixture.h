@@ -77,6 +77,11 @@ class FakeSession : public PeerDelegate {
     neighbours_.insert(neighbour);
   }
 
+  void Remove(SessionId neighbour) {
+    const std::lock_guard lock(mutex_);
+    neighbours_.erase(neighbour);
+  }
+
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override {
     const auto pause = import_takes.load();
     if (pause.count() != 0) std::this_thread::sleep_for(pause);

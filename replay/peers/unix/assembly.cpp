@@ -235,7 +235,7 @@ std::optional<SessionId> UnixAssembly::CallsOtherwise(const std::vector<SessionI
   for (const SessionId session : members) {
     if (session == self_) continue;
     const board::ScopeFacts facts = FactsOf(session);
-    if (facts.call && *facts.call != kind_ && !HasEnded(session)) return session;
+    if (facts.call && *facts.call != kind_ && !HasEnded(session) && SharesNow(session)) return session;
   }
   return {};
 }

@@ -97,6 +97,11 @@ TEST_F(AssemblyTest, a_session_shares_memory_if_it_says_so_or_one_that_has_come)
   ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
   EXPECT_EQ(first->Members().size(), 3U);
   EXPECT_FALSE(first->SharesNow(last));
+  auto alone = ranks_[2]->peers->Assemble(CycleKind::kPause, "");
+  ASSERT_TRUE(alone->Find(In(milliseconds(5000))).ok());
+  const Status beside = first->Find(In(milliseconds(5000)));
+  EXPECT_TRUE(beside.ok()) << "what it calls by itself is no mixture: " << beside.message();
+  alone.reset();
   const auto second = ranks_[1]->peers->Assemble(CycleKind::kResume, "");
   ASSERT_TRUE(second->Find(In(milliseconds(5000))).ok());
   EXPECT_TRUE(first->SharesNow(last)) << "who has come says so";

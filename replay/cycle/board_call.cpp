@@ -297,7 +297,7 @@ class Coordinator::Call final : public board::RoundHooks {
     }
     if (why.code() == Code::kOutOfMemory) CheckMemoryToo();
     if (!scope_.TryLedger()) {
-      scope_.unrecorded_ = FailedAs(told, why);
+      scope_.ledger_.RecordSoon(FailedAs(told, why));
       return told;
     }
     const LedgerLock lock(scope_.ledger_, std::adopt_lock);
@@ -422,7 +422,7 @@ class Coordinator::Call final : public board::RoundHooks {
       saved = std::ranges::any_of(scope_.ledger_.state().allocations,
                                   [&](const auto& item) { return item.second.saved && item.second.pool == scope_.pool_; });
     } else {
-      scope_.unrecorded_ = failed;
+      scope_.ledger_.RecordSoon(failed);
     }
     LeaveContents(outcome, saved);
     return told;
@@ -487,7 +487,6 @@ Status Coordinator::Cycle(CycleKind kind, const Manner& manner) {
   {
     if (!TryLedger()) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
-    if (unrecorded_) ledger_.Record(*std::exchange(unrecorded_, std::nullopt));
     // After a failed undo the lifecycle is neither, so either call can be tried again.
     const Lifecycle target = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
     if (ledger_.state().LifecycleOf(pool_) == target) return {};

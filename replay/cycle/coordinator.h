@@ -171,7 +171,6 @@ class Coordinator {
   std::vector<CycleMember> culprits_;                        // other sessions that caused the failure
   std::vector<PeerIdentity> members_;                        // of the cycle when it began, sorted
   std::shared_ptr<board::Board> own_board_;                  // of a tag while nobody shares it
-  std::optional<CycleFailed> unrecorded_;                    // how the last call ended, while another thread held the ledger
 };
 
 }  // namespace amem

@@ -43,6 +43,7 @@ struct IsOnlyCounted {
 void Ledger::lock() {
   mutex_.lock();
   NoteHolder();
+  RecordWhatEnded();
 }
 
 void Ledger::unlock() { mutex_.unlock(); }
@@ -50,7 +51,30 @@ void Ledger::unlock() { mutex_.unlock(); }
 bool Ledger::TryLockFor(std::chrono::milliseconds patience) {
   if (!TryLockUntil(mutex_, In(patience))) return false;
   NoteHolder();
+  RecordWhatEnded();
   return true;
+}
+
+void Ledger::RecordSoon(const CycleFailed& ended) {
+  const std::lock_guard lock(owed_.mutex);
+  owed_.events.push_back(ended);
+  owed_.any.store(true, std::memory_order_release);
+  if (ended.pool || !(ended.undone || ended.paused)) return;
+  const bool runs = ended.kind == CycleKind::kPause && !ended.paused;
+  const std::uint64_t cycles = progress_.load(std::memory_order_acquire) >> 8;
+  progress_.store(cycles << 8 | static_cast<std::uint64_t>(runs ? Lifecycle::kRunning : Lifecycle::kPaused),
+                  std::memory_order_release);
+}
+
+void Ledger::RecordWhatEnded() {
+  if (!owed_.any.load(std::memory_order_acquire)) return;
+  std::vector<CycleFailed> events;
+  {
+    const std::lock_guard lock(owed_.mutex);
+    events = std::exchange(owed_.events, {});
+    owed_.any.store(false, std::memory_order_release);
+  }
+  for (CycleFailed& ended : events) Record(std::move(ended));
 }
 
 void Ledger::NoteHolder() {

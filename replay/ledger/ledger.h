@@ -12,11 +12,13 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "journal/base/mutex.h"
 #include "journal/base/unique_fd.h"
@@ -55,6 +57,9 @@ class CAPABILITY("ledger") Ledger {
   // once there can be one.
   void Record(EventBody body) REQUIRES(this);
   void LockAndRecord(EventBody body) EXCLUDES(this);
+  // Without the lock, which a hanging driver call of another thread holds: how a pause or resume ended. It is recorded before
+  // anything that a later holder of the lock records, or reads, and Progress says it at once.
+  void RecordSoon(const CycleFailed& ended);
   void Break(const std::string& reason) REQUIRES(this);  // pauses are refused with this reason from now on
   // An entry of the state that must exist. Null: it does not, and the session is broken.
   template <class Table>
@@ -119,6 +124,7 @@ class CAPABILITY("ledger") Ledger {
 
  private:
   void NoteHolder();
+  void RecordWhatEnded() REQUIRES(this);
   void Append(const Event& event) REQUIRES(this);
   void SnapshotIfDue() REQUIRES(this);
   static std::string KeyText(AllocationId key) { return ToText(key); }
@@ -130,6 +136,11 @@ class CAPABILITY("ledger") Ledger {
   std::atomic<std::uint32_t> holder_ = 0;  // the thread that locked it last, and when
   std::atomic<std::uint64_t> held_since_ns_ = 0;
   std::atomic<std::uint64_t> progress_ = 0;  // lifecycle in the lowest byte, then the cycle
+  struct Owed {                              // by RecordSoon
+    std::mutex mutex;
+    std::atomic<bool> any = false;
+    std::vector<CycleFailed> events;
+  } owed_;
   Mutex export_mutex_{LockRank::kExport};
   State state_ GUARDED_BY(this);
   std::uint64_t next_allocation_ GUARDED_BY(this) = 1;

@@ -234,6 +234,35 @@ TEST_F(CoordinatorTest, memory_waits_for_the_copies_of_a_pause_that_failed_wheth
   hangs.join();
 }
 
+// All others run on, and so does this session, whose calls wait for the ledger first.
+TEST_F(CoordinatorTest, a_pause_that_failed_while_the_ledger_was_held_has_ended_for_whoever_has_it_next) {
+  Create();
+  Coordinator hasty({ledger_, *sim_, peers_, pinned_, Deadlines(std::chrono::milliseconds(200))}, gate_);
+  std::promise<void> held, goes_on;
+  std::thread hangs;
+  set_.votes = [&](Ballot ballot) -> Status {
+    if (ballot != Ballot::kSaved) return {};
+    hangs = std::thread([&] {
+      const LedgerLock lock(ledger_);
+      held.set_value();
+      goes_on.get_future().wait();
+    });
+    held.get_future().wait();
+    return {Code::kDriver, "a call failed"};
+  };
+  bool runs = false;
+  const Status failed =
+      hasty.Cycle(CycleKind::kPause, {.ended = [&] { runs = ledger_.Progress().first == Lifecycle::kRunning; }});
+  EXPECT_TRUE(failed.message().ends_with("the session runs on as before")) << failed.message();
+  EXPECT_TRUE(runs);
+  goes_on.set_value();
+  hangs.join();
+  Create();
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  ASSERT_EQ(All<CycleFailed>().size(), 1U);
+  EXPECT_TRUE(All<CycleFailed>()[0].undone);
+}
+
 // Memory that is mapped nowhere is copied through a mapping that is made for it.
 TEST_F(CoordinatorTest, an_address_range_that_the_driver_does_not_take_back_at_once_is_given_back_later) {
   Create(k2M, false);

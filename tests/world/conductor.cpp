@@ -108,7 +108,7 @@ bool Conductor::Give(CycleKind kind, bool faulty) {
   for (const Fate& fate : order.fates) {
     if (fate.of_program) hangs_until_ = Clock::now() + std::chrono::milliseconds(fate.hang_ms) + settings_.CallLimit();
   }
-  deaths_ = Deaths(*page_);
+  deaths_ = Count(page_->gone);  // who is ending may be met in this order
   starved_ = page_->starved;
   shortages_ = page_->shortages - (page_->short_of_something ? 1 : 0);
   stops_ = page_->stops_ended;

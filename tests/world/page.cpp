@@ -24,9 +24,10 @@ void Prepare(Page& page) {
 
 }  // namespace
 
-std::uint64_t Deaths(const Page& page) {
-  return static_cast<std::uint64_t>(std::ranges::count_if(page.dead, [](const auto& dead) { return dead.load(); }));
+std::uint64_t Count(const OfRanks& ranks) {
+  return static_cast<std::uint64_t>(std::ranges::count_if(ranks, [](const auto& one) { return one.load(); }));
 }
+std::uint64_t Deaths(const Page& page) { return Count(page.dead); }
 
 std::shared_ptr<Page> OpenPage(const std::filesystem::path& file) {
   UniqueFd fd;

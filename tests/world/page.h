@@ -66,12 +66,13 @@ struct ToolAnswer {
   std::array<char, 3000> text = {};
 };
 
+using OfRanks = std::array<std::atomic<bool>, kMostRanks>;
 struct Page {
   pthread_mutex_t mutex;  // over the offers; robust
   std::array<Offer, 16> offers;
-  std::array<std::atomic<bool>, kMostRanks> begun;  // its threads run
+  OfRanks begun;  // its threads run
   std::array<std::atomic<std::uint64_t>, kMostRanks> sessions;
-  std::array<std::atomic<bool>, kMostRanks> dead;
+  OfRanks dead, gone;  // killed, and seen to have ended: on a busy machine that is later
   std::atomic<std::uint64_t> order_number;
   Order order;  // does not change until all have answered
   std::array<Answer, kMostRanks> answers;
@@ -100,6 +101,7 @@ struct Page {
 enum Stage : std::uint32_t { kRunning, kStopping, kFreeingImports, kFreeingAll, kLeaving };
 
 // How many ranks have been killed.
+std::uint64_t Count(const OfRanks& ranks);
 std::uint64_t Deaths(const Page& page);
 
 // A file that processes share; empty: memory of this process.

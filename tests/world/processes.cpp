@@ -62,6 +62,7 @@ class Children {
       int status = 0;
       if (pids_[rank] <= 0 || ::waitpid(pids_[rank], &status, WNOHANG) != pids_[rank]) continue;
       pids_[rank] = 0;
+      page_->gone[rank] = true;
       if (page_->dead[rank] || status == 0) continue;
       if (!WIFEXITED(status) || WEXITSTATUS(status) != kFoundExit)
         std::fprintf(stderr, "FOUND, seed %lu (%s): the process of rank %zu ended with status %d\n", settings_.seed,

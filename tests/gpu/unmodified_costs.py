@@ -11,7 +11,6 @@ nothing else uses the GPU; ranks that share one measure each other's turns at it
 The last line is JSON. Exit code 0: every ratio is within its --bar, 1: not, or a job failed; 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -23,7 +22,7 @@ sys.dont_write_bytecode = True
 import unmodified_job  # noqa: E402  # beside this file
 import unmodified_kinds  # noqa: E402
 
-LEAST = 60  # seconds for a job to start, and to train for a while
+LEAST = 60  # seconds for two jobs to start, and to train for a while
 PER_STEP = {"tiny": unmodified_kinds.TINY, "ddp": 1, "reduce": 1}
 
 
@@ -52,8 +51,6 @@ def of_parts(text, kind):
 
 def turn(options, part, steps, folder, preload):
     """Seconds of a step, of one job."""
-    if unmodified_job.left(options) < LEAST:
-        raise RuntimeError("there was no time left for this turn: give it a longer --time-limit, or fewer --turns")
     with unmodified_job.Job(options, part, options.ranks, folder, preload) as job:
         reached = job.until(steps, options.time_limit)
         problems = job.finish(60)
@@ -62,34 +59,38 @@ def turn(options, part, steps, folder, preload):
         return job.fast_step()
 
 
+def turns_of(options, part, steps, folder):
+    """[{preload: seconds of a step}], as many as there is time for."""
+    times = []
+    for number in range(options.turns):
+        if unmodified_job.left(options) < LEAST and times:
+            break
+        pair = {preload: turn(options, part, steps, os.path.join(folder, f"{part}.{number}.{preload}"), preload) for preload in (number % 2 == 1, number % 2 == 0)}
+        times.append(pair)
+        print(f"{part}, turn {number + 1}: {1e6 / PER_STEP[part] * pair[False]:.3f} us, with AMem {1e6 / PER_STEP[part] * pair[True]:.3f} us", flush=True)
+    return times
+
+
 def main():
     options = arguments()
-    if os.environ.get("NCCL_NVLS_ENABLE") != "0" and not options.imitate:
-        print("set NCCL_NVLS_ENABLE=0", file=sys.stderr)
+    if unmodified_job.refused(options):
         return 2
-    options.library, options.nccl = (os.path.abspath(path) if "/" in path else path for path in (options.library, options.nccl))
     steps, bars, rows, ok = of_parts(options.steps, int), of_parts(options.bars, float), [], True
     with tempfile.TemporaryDirectory(prefix="amem-costs-") as folder:
         for part in options.parts.split(","):
-            times = {False: [], True: []}
             try:
-                for number in range(options.turns):
-                    for preload in (number % 2 == 1, number % 2 == 0):
-                        times[preload].append(turn(options, part, steps[part], os.path.join(folder, f"{part}.{number}.{preload}"), preload))
-                stock, amem = (1e6 / PER_STEP[part] * statistics.median(times[preload]) for preload in (False, True))
-                ratio = statistics.median(b / a for a, b in zip(times[False], times[True]))
-                rows.append({"part": part, "stock_us": round(stock, 4), "amem_us": round(amem, 4), "ratio": round(ratio, 5), "bar": bars[part],
-                             "ratios": [round(b / a, 5) for a, b in zip(times[False], times[True])], "ok": ratio <= bars[part]})
+                times = turns_of(options, part, steps[part], folder)
             except RuntimeError as error:
                 rows.append({"part": part, "ok": False, "why": str(error)[-1500:]})
+            else:
+                stock, amem = (1e6 / PER_STEP[part] * statistics.median(pair[preload] for pair in times) for preload in (False, True))
+                ratios = [pair[True] / pair[False] for pair in times]
+                ratio = statistics.median(ratios)
+                rows.append({"part": part, "turns": len(times), "stock_us": round(stock, 4), "amem_us": round(amem, 4), "ratio": round(ratio, 5), "bar": bars[part],
+                             "ratios": [round(one, 5) for one in ratios], "ok": ratio <= bars[part]})
             ok = ok and rows[-1]["ok"]
             print(rows[-1], flush=True)
-    line = json.dumps({"program": "unmodified_costs", "ok": ok, **unmodified_job.machine(options), "ranks": options.ranks, "turns": options.turns, "parts": rows})
-    if options.json:
-        with open(options.json, "w") as file:
-            file.write(line + "\n")
-    print(line)
-    return 0 if ok else 1
+    return unmodified_job.told(options, "unmodified_costs", ok, ranks=options.ranks, parts=rows)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,25 @@ def machine(options):
     return found
 
 
+def refused(options):
+    """Whether this program must not run here. Otherwise paths are whole."""
+    if os.environ.get("NCCL_NVLS_ENABLE") != "0" and not options.imitate:
+        print("set NCCL_NVLS_ENABLE=0", file=sys.stderr)
+        return True
+    options.library, options.nccl = (os.path.abspath(path) if "/" in path else path for path in (options.library, options.nccl))
+    return False
+
+
+def told(options, program, ok, **results):
+    """Prints the last line, which is JSON, also into the file that was asked for. Returns the exit code."""
+    line = json.dumps({"program": program, "ok": ok, **machine(options), **results})
+    if options.json:
+        with open(options.json, "w") as file:
+            file.write(line + "\n")
+    print(line)
+    return 0 if ok else 1
+
+
 class Ports:
     """Each is given once."""
 
@@ -343,23 +362,15 @@ def main():
     options = arguments()
     if options.rank:
         return unmodified_kinds.run_rank(options)
-    if os.environ.get("NCCL_NVLS_ENABLE") != "0" and not options.imitate:
-        print("set NCCL_NVLS_ENABLE=0", file=sys.stderr)
+    if refused(options):
         return 2
-    options.library, options.nccl = (os.path.abspath(path) if "/" in path else path for path in (options.library, options.nccl))
     seed = options.seed or int.from_bytes(os.urandom(3), "little")
     with contextlib.ExitStack() as stack:
         folder = os.path.abspath(options.logs) if options.logs else stack.enter_context(tempfile.TemporaryDirectory(prefix="amem-unmodified-"))
         with concurrent.futures.ThreadPoolExecutor(max(options.at_once, 1)) as pool:
             reports = list(pool.map(lambda kind: run_and_tell(options, kind, folder, seed), options.kinds.split(",")))
     ok = all(not one["problems"] for one in reports)
-    line = json.dumps({"program": "unmodified_job", "ok": ok, "seed": seed, **machine(options), "at_once": options.at_once, "freezes": options.freezes,
-                       "kinds": reports})
-    if options.json:
-        with open(options.json, "w") as file:
-            file.write(line + "\n")
-    print(line)
-    return 0 if ok else 1
+    return told(options, "unmodified_job", ok, seed=seed, at_once=options.at_once, freezes=options.freezes, kinds=reports)
 
 
 if __name__ == "__main__":

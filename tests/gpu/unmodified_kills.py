@@ -11,7 +11,6 @@ events and the kernel's log; what cannot see them is reported as that.
 The last line is JSON. Exit code 0: no parked job left an Xid or memory, 1: one did, or did not park, 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
 import argparse
-import json
 import os
 import random
 import signal
@@ -114,21 +113,14 @@ def kill_all(options, folder, parks):
 
 def main():
     options = arguments()
-    if os.environ.get("NCCL_NVLS_ENABLE") != "0" and not options.imitate:
-        print("set NCCL_NVLS_ENABLE=0", file=sys.stderr)
+    if unmodified_job.refused(options):
         return 2
-    options.library, options.nccl = (os.path.abspath(path) if "/" in path else path for path in (options.library, options.nccl))
     if options.imitate:
         options.nccl = ""
     with tempfile.TemporaryDirectory(prefix="amem-kills-") as folder:
         rows = [kill_all(options, folder, parks) for parks in (True, False)]
     ok = not rows[0]["problems"] and rows[0]["kills"] == options.kills
-    line = json.dumps({"program": "unmodified_kills", "ok": ok, **unmodified_job.machine(options), "ranks": options.ranks, "rows": rows})
-    if options.json:
-        with open(options.json, "w") as file:
-            file.write(line + "\n")
-    print(line)
-    return 0 if ok else 1
+    return unmodified_job.told(options, "unmodified_kills", ok, ranks=options.ranks, rows=rows)
 
 
 if __name__ == "__main__":

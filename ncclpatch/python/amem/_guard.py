@@ -94,6 +94,8 @@ class Guard:
             state, paused = self._state(ending and not left)
             if state in (RUNS, FROZEN):
                 since = {}
+            if state == FROZEN:
+                self._put_off = None
             now = time.monotonic()
             waited = now - since.setdefault(state, now)
             if waited >= PATIENCE[state]:
@@ -440,8 +442,24 @@ def below(pid):
     except OSError:
         known = False
     began = lives.get(pid, NO_LIFE).began
-    orphans = {one for one, life in lives.items() if one != pid and life.parent != 0 and life.began >= began and lives.get(life.parent, NO_LIFE).state == HIDDEN}
+    ours = control_groups("self")
+    orphans = {one for one, life in lives.items() if one != pid and life.parent != 0 and life.began >= began and lives.get(life.parent, NO_LIFE).state == HIDDEN
+               and may_be_within(control_groups(one), ours)}
     return family({pid}, lives) - {pid}, family(orphans, lives), known
+
+
+def control_groups(entry):
+    """Those of a process of /proc, a line each; None: they cannot be seen."""
+    try:
+        with open("/proc/%s/cgroup" % entry, encoding="utf-8", errors="replace") as file:
+            return file.read().splitlines()
+    except OSError:
+        return None
+
+
+def may_be_within(theirs, ours):
+    """Another task of Slurm's, another login and another container have control groups of their own, and hidden parents as well."""
+    return theirs is None or ours is None or all(any(line == one or line.startswith(one.rstrip("/") + "/") for line in theirs) for one in ours)
 
 
 def family(parents, lives):

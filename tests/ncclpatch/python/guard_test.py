@@ -518,6 +518,13 @@ class Decisions(unittest.TestCase):
         self.states(guard.RUNS, guard.UNKNOWN)
         self.assertEqual(self.sent(), 70)
 
+    def test_a_freeze_begins_the_patience_with_such_a_job_anew(self):
+        guard = self.guard
+        self.made._park_on = {signal.SIGTERM}
+        self.made._park = lambda _names: (setattr(self, "now", self.now + 7), (False, "not parked"))[1]
+        self.states(guard.RUNS, guard.UNKNOWN, *[guard.FROZEN] * 100, guard.RUNS, guard.UNKNOWN)
+        self.assertGreaterEqual(self.sent(), 160)
+
     def park(self, answer, parked=False):
         """What is said with the signal where the tool answers so to a park. `parked`: what it then says of the rank; None: nothing."""
         def ask(_seconds, *commands):
@@ -567,9 +574,10 @@ class Processes(unittest.TestCase):
         process.wait()
         self.assertEqual(self.guard.journals_of(process.pid), ("", set()))
 
-    def family(self, lives):
+    def family(self, lives, groups=None):
         lives = {str(pid): self.guard.Life(*life) for pid, life in lives.items()}
-        with mock.patch.object(self.guard, "life_of", lives.get), mock.patch.object(self.guard.os, "listdir", lambda _path: list(lives)):
+        with mock.patch.object(self.guard, "life_of", lives.get), mock.patch.object(self.guard.os, "listdir", lambda _path: list(lives)), \
+             mock.patch.object(self.guard, "control_groups", (groups or {}).get):
             return self.guard.below(10)
 
     def test_what_a_hidden_process_may_have_started_is_doubted(self):
@@ -579,6 +587,10 @@ class Processes(unittest.TestCase):
         hidden = {**lives, 13: ("S", 12, 7), 15: ("S", 13, 8), 16: ("S", 12, 4)}
         self.assertEqual(self.family(hidden), ({11}, {13, 15}, True))
         self.assertEqual(self.family({**hidden, 12: (self.guard.HIDDEN, 0, 0)}), ({11}, {13, 15}, True))
+        # Another task of the same user, whose parent is hidden as well, is none of this command's.
+        for own, its, doubted in (("0::/step_0/task_0", "0::/step_0/task_1", False), ("0::/step_0/task_0", "0::/step_0/task_0/more", True), ("0::/", "0::/user", True),
+                                  ("0::/step_0/task_1", "0::/step_0/task_10", False)):
+            self.assertEqual(self.family(hidden, {"self": [own], 13: [its]}), ({11}, {13, 15} if doubted else set(), True), its)
 
     def test_a_rank_that_is_doubted_makes_the_job_unknown(self):
         made = self.guard.Guard.__new__(self.guard.Guard)

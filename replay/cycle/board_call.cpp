@@ -309,6 +309,7 @@ class Coordinator::Call final : public board::RoundHooks {
     CycleBegun begun = CycleHere();
     cycle_ = begun.cycle;
     scope_.ledger_.Record(std::move(begun));
+    round_.after_failed_undo = scope_.ledger_.state().ScopeOf(scope_.pool_).cycle.after_failed_undo;
   }
   void RecordDecided(PhaseKind phase, const Status& why) REQUIRES(scope_.ledger_) {
     scope_.ledger_.Record(PhaseDecided{phase, why.ok(), why.ok() ? SessionId{} : why.reported_by(), why.message(), why.code(),
@@ -404,14 +405,10 @@ class Coordinator::Call final : public board::RoundHooks {
   Status Failed(const Status& why, const board::RoundOutcome& outcome) {
     EndCopies(outcome);
     Status undone = round_.left.ok() ? outcome.undo : round_.left;
-    if (scope_.TryLedger()) {
-      const LedgerLock lock(scope_.ledger_, std::adopt_lock);
-      const State& state = scope_.ledger_.state();
-      // Nothing has been released by this call; what an earlier one left is still to be made anew.
-      if (undone.ok() && outcome.ending == agreement::Ending::kRunning && *outcome.failed < Ballot::kGone &&
-          state.ScopeOf(scope_.pool_).cycle.after_failed_undo)
-        undone = {Code::kBroken, "an earlier pause or resume that failed has left memory released here"};
-    }
+    // Nothing has been released by this call; what an earlier one left is still to be made anew.
+    if (undone.ok() && round_.after_failed_undo && outcome.ending == agreement::Ending::kRunning &&
+        *outcome.failed < Ballot::kGone)
+      undone = {Code::kBroken, "an earlier pause or resume that failed has left memory released here"};
     const Status told = scope_.Told(kind_, why, undone);
     CycleFailed failed = FailedAs(told, why, undone);
     failed.paused = kind_ == CycleKind::kPause && outcome.ending == agreement::Ending::kPaused && round_.left.ok();
@@ -471,6 +468,7 @@ class Coordinator::Call final : public board::RoundHooks {
     bool begins = false;     // all have come
     bool journaled = false;  // CycleBegun is
     bool all_joined = true;
+    bool after_failed_undo = false;  // it was begun neither running nor paused
     PhaseKind phase{};               // the last one that it began
     std::optional<Ballot> failed{};  // the first that did
     std::optional<Ballot> voted_on{};

@@ -26,6 +26,21 @@ class CoordinatorTest : public test::CycleFixture {
       return why;
     };
   }
+  // Returns once a thread holds the ledger, as a driver call that hangs does, until LetGo.
+  void HoldLedger() {
+    goes_on_ = {};
+    std::promise<void> held;
+    hangs_ = std::thread([&held, goes_on = goes_on_.get_future(), this]() mutable {
+      const LedgerLock lock(ledger_);
+      held.set_value();
+      goes_on.wait();
+    });
+    held.get_future().wait();
+  }
+  void LetGo() {
+    goes_on_.set_value();
+    hangs_.join();
+  }
   // The first vote against anything that is journaled here.
   [[nodiscard]] std::optional<VoteCast> OwnFailure() const {
     for (const VoteCast& vote : All<VoteCast>())
@@ -37,6 +52,10 @@ class CoordinatorTest : public test::CycleFixture {
   CallGate gate_;
   PinnedSupply pinned_{*sim_, {}};
   Coordinator coordinator_{{ledger_, *sim_, peers_, pinned_, Deadlines(std::chrono::milliseconds(800))}, gate_};
+
+ private:
+  std::thread hangs_;
+  std::promise<void> goes_on_;
 };
 
 constexpr const char* kOwnerFailed = "rank 1 (pid 2 on host host) failed in phase ";
@@ -219,35 +238,21 @@ TEST_F(CoordinatorTest, memory_waits_for_the_copies_of_a_pause_that_failed_wheth
   sim_->SetHook([](std::string_view call, std::uint64_t) { return call == "FinishCopies" ? cuda::kTimeout : 0; });
   ASSERT_FALSE(Run(CycleKind::kPause).ok());
   ASSERT_GT(sim_->QueuedCopies(DeviceOrdinal{0}), 0U);
-  std::promise<void> held, asked;
-  std::thread hangs([&] {
-    const LedgerLock lock(ledger_);
-    held.set_value();
-    asked.get_future().wait();
-  });
-  held.get_future().wait();
+  HoldLedger();
   EXPECT_FALSE(coordinator_.AwaitCopies().ok());
   sim_->SetHook({});
   EXPECT_TRUE(coordinator_.AwaitCopies().ok());
   EXPECT_EQ(sim_->QueuedCopies(DeviceOrdinal{0}), 0U);
-  asked.set_value();
-  hangs.join();
+  LetGo();
 }
 
 // All others run on, and so does this session, whose calls wait for the ledger first.
 TEST_F(CoordinatorTest, a_pause_that_failed_while_the_ledger_was_held_has_ended_for_whoever_has_it_next) {
   Create();
   Coordinator hasty({ledger_, *sim_, peers_, pinned_, Deadlines(std::chrono::milliseconds(200))}, gate_);
-  std::promise<void> held, goes_on;
-  std::thread hangs;
   set_.votes = [&](Ballot ballot) -> Status {
     if (ballot != Ballot::kSaved) return {};
-    hangs = std::thread([&] {
-      const LedgerLock lock(ledger_);
-      held.set_value();
-      goes_on.get_future().wait();
-    });
-    held.get_future().wait();
+    HoldLedger();
     return {Code::kDriver, "a call failed"};
   };
   bool runs = false;
@@ -255,12 +260,39 @@ TEST_F(CoordinatorTest, a_pause_that_failed_while_the_ledger_was_held_has_ended_
       hasty.Cycle(CycleKind::kPause, {.ended = [&] { runs = ledger_.Progress().first == Lifecycle::kRunning; }});
   EXPECT_TRUE(failed.message().ends_with("the session runs on as before")) << failed.message();
   EXPECT_TRUE(runs);
-  goes_on.set_value();
-  hangs.join();
+  LetGo();
   Create();
   EXPECT_EQ(Now(), Lifecycle::kRunning);
   ASSERT_EQ(All<CycleFailed>().size(), 1U);
   EXPECT_TRUE(All<CycleFailed>()[0].undone);
+}
+
+// A session that runs launches again, over memory that is not there.
+TEST_F(CoordinatorTest, what_an_earlier_pause_has_left_released_is_not_forgotten_while_the_ledger_is_held) {
+  const AllocationId first = Create(), second = Create();
+  std::memset(Memory(first), 0x42, k2M);
+  Coordinator hasty({ledger_, *sim_, peers_, pinned_, Deadlines(std::chrono::milliseconds(200))}, gate_);
+  sim_->SetHook([unmapped = 0](std::string_view call, std::uint64_t) mutable {
+    return call == "Create" || (call == "Unmap" && ++unmapped > 1) ? cuda::kUnknown : 0;
+  });
+  ASSERT_EQ(hasty.Cycle(CycleKind::kPause).code(), Code::kBroken);
+  sim_->SetHook({});
+  ASSERT_TRUE(!Resident(first) && Resident(second));
+  ASSERT_EQ(Now(), Lifecycle::kPausing);
+  set_.votes = [&](Ballot ballot) -> Status {
+    if (ballot != Ballot::kSaved) return {};
+    HoldLedger();
+    return {Code::kDriver, "a call failed"};
+  };
+  std::optional<Lifecycle> ended;
+  const Status failed = hasty.Cycle(CycleKind::kPause, {.ended = [&] { ended = ledger_.Progress().first; }});
+  LetGo();
+  EXPECT_EQ(failed.code(), Code::kBroken) << failed.message();
+  EXPECT_EQ(ended, Lifecycle::kPausing);
+  set_.votes = [](Ballot) { return Status{}; };
+  ASSERT_TRUE(hasty.Cycle(CycleKind::kResume).ok());
+  EXPECT_EQ(Now(), Lifecycle::kRunning);
+  EXPECT_EQ(Memory(first)[k2M - 1], std::byte{0x42});
 }
 
 // Memory that is mapped nowhere is copied through a mapping that is made for it.

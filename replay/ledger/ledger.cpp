@@ -62,8 +62,8 @@ void Ledger::RecordSoon(const CycleFailed& ended) {
   if (ended.pool || !(ended.undone || ended.paused)) return;
   const bool runs = ended.kind == CycleKind::kPause && !ended.paused;
   const std::uint64_t cycles = progress_.load(std::memory_order_acquire) >> 8;
-  progress_.store(cycles << 8 | static_cast<std::uint64_t>(runs ? Lifecycle::kRunning : Lifecycle::kPaused),
-                  std::memory_order_release);
+  owed_.progress.store(cycles << 8 | static_cast<std::uint64_t>(runs ? Lifecycle::kRunning : Lifecycle::kPaused),
+                       std::memory_order_release);
 }
 
 void Ledger::RecordWhatEnded() {
@@ -75,6 +75,8 @@ void Ledger::RecordWhatEnded() {
     owed_.any.store(false, std::memory_order_release);
   }
   for (CycleFailed& ended : events) Record(std::move(ended));
+  const std::lock_guard lock(owed_.mutex);
+  if (owed_.events.empty()) owed_.progress.store(0, std::memory_order_release);
 }
 
 void Ledger::NoteHolder() {
@@ -95,7 +97,8 @@ Status Ledger::Held() const {
 }
 
 std::pair<Lifecycle, std::uint64_t> Ledger::Progress() const {
-  const std::uint64_t now = progress_.load(std::memory_order_acquire);
+  const std::uint64_t owed = owed_.progress.load(std::memory_order_acquire);
+  const std::uint64_t now = owed != 0 ? owed : progress_.load(std::memory_order_acquire);
   return {static_cast<Lifecycle>(now & 0xff), now >> 8};
 }
 

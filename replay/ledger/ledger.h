@@ -58,7 +58,7 @@ class CAPABILITY("ledger") Ledger {
   void Record(EventBody body) REQUIRES(this);
   void LockAndRecord(EventBody body) EXCLUDES(this);
   // Without the lock, which a hanging driver call of another thread holds: how a pause or resume ended. It is recorded before
-  // anything that a later holder of the lock records, or reads, and Progress says it at once.
+  // anything that a later holder of the lock records, or reads. Progress says it at once, whatever this one still records.
   void RecordSoon(const CycleFailed& ended);
   void Break(const std::string& reason) REQUIRES(this);  // pauses are refused with this reason from now on
   // An entry of the state that must exist. Null: it does not, and the session is broken.
@@ -140,6 +140,7 @@ class CAPABILITY("ledger") Ledger {
     std::mutex mutex;
     std::atomic<bool> any = false;
     std::vector<CycleFailed> events;
+    std::atomic<std::uint64_t> progress = 0;  // as progress_ will be; 0: as it is
   } owed_;
   Mutex export_mutex_{LockRank::kExport};
   State state_ GUARDED_BY(this);

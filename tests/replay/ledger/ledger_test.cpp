@@ -228,6 +228,19 @@ TEST_F(LedgerTest, a_lock_that_comes_free_meanwhile_is_taken) {
   other.join();
 }
 
+// The one who holds it goes on with what it was doing, and the cycle has ended all the same.
+TEST_F(LedgerTest, a_cycle_whose_end_is_owed_has_ended_whatever_the_holder_of_the_lock_records_first) {
+  ledger.Record(CycleBegun{.kind = CycleKind::kPause, .cycle = 1});
+  ASSERT_EQ(ledger.Progress().first, Lifecycle::kPausing);
+  ledger.RecordSoon({.kind = CycleKind::kPause, .cycle = 1, .undone = true, .message = "a call failed"});
+  EXPECT_EQ(ledger.Progress(), std::pair(Lifecycle::kRunning, std::uint64_t{1}));
+  ledger.Record(HostAllocated{});
+  EXPECT_EQ(ledger.Progress(), std::pair(Lifecycle::kRunning, std::uint64_t{1}));
+  ledger.LockAndRecord(CycleBegun{.kind = CycleKind::kPause, .cycle = 2});
+  EXPECT_EQ(ledger.Progress(), std::pair(Lifecycle::kPausing, std::uint64_t{2}));
+  EXPECT_TRUE(broken().empty()) << broken();
+}
+
 TEST_F(LedgerTest, a_recorded_break_is_as_good_as_a_call) {
   ledger.Record(SessionBroken{"told by an event"});
   EXPECT_EQ(LastRecorded(), "session broken: told by an event");

@@ -57,7 +57,7 @@ class OnSession final : public control::Actions {
   Status PauseNccl() override {
     return CycleAll({kNcclTag}, CycleKind::kPause, launches_held_ ? IdleNow::kLaunches : IdleNow::kNothing);
   }
-  bool NcclIsAway() override { return session_.paused(); }
+  bool NcclIsAway() override { return session_.StaysPaused(); }
   Status ResumeNccl() override { return CycleAll({kNcclTag}, CycleKind::kResume); }
   Bytes Held() override {
     return session_.Inspect([](const State& state) {

@@ -170,6 +170,12 @@ Status Session::Cycle(CycleKind kind, const Manner& how) {
   return coordinator_->Cycle(kind, manner);
 }
 
+bool Session::StaysPaused() {
+  if (!cycle_mutex_.try_lock()) return false;
+  const MutexLock between_cycles(cycle_mutex_, std::adopt_lock);
+  return paused();
+}
+
 Status Session::HasRoomFor(std::span<const PoolId> scopes) {
   std::map<DeviceOrdinal, Bytes> needed;
   for (const PoolId scope : scopes) {

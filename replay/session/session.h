@@ -162,6 +162,8 @@ class Session final : public PeerDelegate {
   Status HasRoomFor(std::span<const PoolId> scopes);
   [[nodiscard]] bool ReleasesUserMemory() const { return options_.user_memory == UserMemory::kRelease; }
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }
+  // Paused, or left so by a pause or resume that could not be undone. False while one is under way.
+  [[nodiscard]] bool StaysPaused();
   // Of this session's journal; empty: there is none, or it is not known now. Waits for a moment only.
   [[nodiscard]] std::filesystem::path JournalDirectory();
   // Held over a launch, copy or fill by NCCL, so that no pause begins meanwhile. Waits for a pause or resume that is under way.

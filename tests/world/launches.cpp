@@ -45,7 +45,7 @@ class Launches::OnRank final : public control::Actions {
   Status PauseTags() override { return {}; }
   Status ResumeTags() override { return {}; }
   Status PauseNccl() override { return rank_.PauseBesideProgram(); }
-  bool NcclIsAway() override { return rank_.session->paused(); }
+  bool NcclIsAway() override { return rank_.session->StaysPaused(); }
   Status ResumeNccl() override { return rank_.ResumeAsAsked(); }
   Bytes Held() override {
     return rank_.session->Inspect([](const State& state) { return Measure(state).own_device_resident; });

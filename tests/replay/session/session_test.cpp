@@ -462,6 +462,28 @@ TEST_F(SessionTest, a_driver_error_in_any_call_of_a_resume_leaves_the_session_pa
   EXPECT_EQ(mine[k2M - 1], std::byte{0x33});
 }
 
+TEST_F(SessionTest, it_stays_paused_where_a_pause_could_not_be_undone_and_not_in_the_middle_of_one) {
+  std::byte* mine = a.Place(a.Create());
+  a.Place(a.Create());
+  std::memset(mine, 0x33, k2M);
+  bool between = false, left = true;
+  a.simulator->SetHook([&, unmapped = 0](std::string_view call, std::uint64_t) mutable {
+    if (call == "Unmap" && ++unmapped == 1) {
+      between = a.session->paused();
+      left = test::InThread([&] { return a.session->StaysPaused(); }).get();
+    }
+    return call == "Create" || (call == "Unmap" && unmapped > 1) ? cuda::kUnknown : 0;
+  });
+  EXPECT_EQ(a.session->Pause().code(), Code::kBroken);
+  a.simulator->SetHook({});
+  EXPECT_TRUE(between);
+  EXPECT_FALSE(left);
+  EXPECT_TRUE(a.session->StaysPaused());
+  ASSERT_TRUE(a.session->Resume().ok());
+  EXPECT_FALSE(a.session->StaysPaused());
+  EXPECT_EQ(mine[k2M - 1], std::byte{0x33});
+}
+
 TEST_F(SessionTest, a_broken_journal_refuses_the_next_pause_and_names_the_reason) {
   a.Place(a.Create());
   a.journal->fail_after = 0;

@@ -223,7 +223,7 @@ RankControl::Next RankControl::Arrive(const Order& order, std::uint64_t step, bo
   about_ = order.request;
   own_pause_ = own_pause;
   tags_done_ = false;
-  nccl_paused_ = false;
+  nccl_ = Nccl::kHere;
   held_before_ = actions_->Held();
   Report(Phase::kArrived, Stage::kCome, [&](Standing& mine) {
     mine.at = step;
@@ -263,10 +263,7 @@ RankControl::Next RankControl::PauseNow(const Order& order) {
   if (!own_pause_) {
     if (between)
       if (const Status idle = actions_->AwaitLaunches(); !idle.ok()) return GiveUp(idle, Phase::kFailed);
-    const Status paused = parks ? Status() : actions_->PauseNccl();
-    nccl_paused_ = !parks && (paused.ok() || actions_->NcclIsAway());
-    if (!paused.ok() && nccl_paused_) return StayAway(paused);
-    if (!paused.ok()) return GiveUp(paused, Phase::kFailed);
+    if (const auto next = parks ? std::nullopt : UnlessNcclPauses()) return *next;
   }
   mode_ = Mode::kPaused;
   const Bytes held = actions_->Held();
@@ -278,6 +275,16 @@ RankControl::Next RankControl::PauseNow(const Order& order) {
     mine.parked = parks;
   });
   return Next::kWait;
+}
+
+// A pause that the program has made meanwhile is for the program to end.
+std::optional<RankControl::Next> RankControl::UnlessNcclPauses() {
+  const Status paused = actions_->PauseNccl();
+  nccl_ = Nccl::kPaused;
+  if (paused.ok()) return {};
+  const bool away = actions_->NcclIsAway() && OwnPauseNow() == OwnPause::kNo;
+  nccl_ = away ? Nccl::kInDoubt : Nccl::kHere;
+  return away ? StayAway(paused) : GiveUp(paused, Phase::kFailed);
 }
 
 // The undo of the pause failed too, on all ranks that share memory. What the program would launch now is refused, so it waits
@@ -315,6 +322,8 @@ RankControl::Next RankControl::LookPaused(const Order& order) {
   if (order.all_tags)
     if (const Status paused = actions_->PauseTags(); !paused.ok()) return StayPaused(CycleKind::kResume, paused);
   tags_done_ = true;
+  if (nccl_ == Nccl::kInDoubt)
+    if (const auto next = UnlessNcclPauses()) return *next;
   actions_->Note(RequestEnded{order.request, CycleKind::kPause, Code::kOk, ""});
   Report(Phase::kPaused, Stage::kNccl, [held = actions_->Held()](Standing& mine) { mine.held = held; });
   return Next::kWait;
@@ -337,9 +346,11 @@ RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
   // Others may have been told already to bring NCCL's memory back, so that this goes on when the tool has died.
   if (order.stage != Stage::kNccl && ToolLives()) return Next::kWait;
   about_ = order.request;
-  if (nccl_paused_)
+  if (nccl_ != Nccl::kHere) {
+    nccl_ = Nccl::kInDoubt;
     if (const Status resumed = actions_->ResumeNccl(); !resumed.ok()) return StayPaused(CycleKind::kResume, resumed);
-  nccl_paused_ = false;
+  }
+  nccl_ = Nccl::kHere;
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
   Settle(order.request);

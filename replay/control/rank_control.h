@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "journal/base/deadline.h"
@@ -27,7 +28,8 @@ class Actions {
   virtual Status ResumeTags() = 0;  // those that PauseTags has paused; none: ok
   // Together with all ranks that share memory; on failure nothing has changed, unless NcclIsAway.
   virtual Status PauseNccl() = 0;
-  virtual bool NcclIsAway() = 0;  // all of its memory or some; after a pause that failed: it could not be undone
+  // All of its memory or some, and no other thread is about to change that; after a pause that failed: it could not be undone.
+  virtual bool NcclIsAway() = 0;
   virtual Status ResumeNccl() = 0;
   virtual Bytes Held() = 0;  // GPU memory that is resident now
   virtual void Note(EventBody event) = 0;
@@ -79,6 +81,7 @@ class RankControl : public RequestServer {
  private:
   enum class Mode { kIdle, kWaiting, kPaused };
   enum class Next { kGoOn, kAgain, kWait };
+  enum class Nccl { kHere, kPaused, kInDoubt };                         // in doubt: its last pause or resume failed
   static constexpr std::uint64_t kOwnResume = 0;                        // a step that no safe point has
   static constexpr std::uint64_t kBetweenLaunches = ~std::uint64_t{0};  // likewise: AMem's own thread, while the program runs
 
@@ -93,6 +96,7 @@ class RankControl : public RequestServer {
   Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
   Next PauseNow(const Order& order);
   Next StayPaused(CycleKind failed, const Status& why);
+  [[nodiscard]] std::optional<Next> UnlessNcclPauses();
   Next StayAway(const Status& why);
   Next GiveUp(const Status& why, Phase phase);
   void See(const Order& order);
@@ -132,8 +136,8 @@ class RankControl : public RequestServer {
   std::uint64_t seen_ = 0;   // is in the journal
   bool own_pause_ = false;   // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
   Bytes held_before_ = 0;
-  bool tags_done_ = false;    // of `about_`: paused, or back
-  bool nccl_paused_ = false;  // by a request
+  bool tags_done_ = false;   // of `about_`: paused, or back
+  Nccl nccl_ = Nccl::kHere;  // as requests have left it
 };
 
 }  // namespace amem::control

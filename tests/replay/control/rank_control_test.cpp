@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -22,7 +23,10 @@ class Memory final : public Actions {
  public:
   Status PauseTags() override { return Do("pause tags", &tags); }
   Status ResumeTags() override { return Do("resume tags", &tags); }
-  Status PauseNccl() override { return Do("pause NCCL", &nccl); }
+  Status PauseNccl() override {
+    meanwhile();
+    return Do("pause NCCL", &nccl);
+  }
   bool NcclIsAway() override { return nccl; }
   Status ResumeNccl() override { return Do("resume NCCL", &nccl); }
   Bytes Held() override { return kResident - (tags ? kTagBytes : 0) - (nccl ? kNcclBytes : 0) + grown; }
@@ -55,7 +59,8 @@ class Memory final : public Actions {
   bool tags = false, nccl = false;  // are paused
   bool undo_fails = false;          // of what fails
   bool awaited = false;
-  std::atomic<std::uint64_t> held = 0;  // the version of the order that holds launches
+  std::function<void()> meanwhile = [] {};  // by another thread of the program, while NCCL's memory is paused
+  std::atomic<std::uint64_t> held = 0;      // the version of the order that holds launches
   Bytes grown = 0;
 
  private:
@@ -322,6 +327,64 @@ TEST_F(RankControlTest, a_pause_whose_undo_failed_too_keeps_the_rank_until_a_res
   EXPECT_EQ(memory.calls, (Calls{"resume tags", "resume NCCL"}));
   EXPECT_FALSE(memory.tags || memory.nccl);
   EXPECT_EQ(phase(), Phase::kRunning);
+}
+
+TEST_F(RankControlTest, NCCL_that_the_program_itself_has_paused_meanwhile_is_left_to_it) {
+  memory.fails = "pause NCCL";
+  memory.meanwhile = [&] {
+    memory.nccl = true;
+    control->OwnPauseHolds();
+  };
+  AskFor(1, Ask::kPause, 7, true);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_EQ(phase(), Phase::kFailed);
+  EXPECT_EQ(memory.calls, (Calls{"pause tags", "pause NCCL", "resume tags"}));
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(8));
+  EXPECT_TRUE(memory.nccl);
+}
+
+TEST_F(RankControlTest, a_second_pause_tries_again_what_the_first_could_not_undo) {
+  memory.fails = "pause NCCL";
+  memory.undo_fails = true;
+  AskFor(1, Ask::kPause, 7);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kNccl);
+  ASSERT_FALSE(GoesOnAt(7));
+  AskFor(2, Ask::kPause, 7);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(Message(), "no room to pause NCCL");
+  EXPECT_NE(done(), Stage::kNccl);
+  EXPECT_EQ(memory.All<RequestEnded>().back(), (RequestEnded{2, CycleKind::kPause, Code::kOutOfMemory, Message(), 0}));
+  memory.fails = "resume NCCL";  // it could not be undone either, for all that is known
+  AskFor(3, Ask::kResume);
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(control->Serve(7, true));
+  AskFor(4, Ask::kPause, 7);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(done(), Stage::kNccl);
+  EXPECT_EQ(memory.All<RequestEnded>().back(), (RequestEnded{4, CycleKind::kPause, Code::kOk, "", 0}));
+  memory.fails.clear();
+  AskFor(5, Ask::kPause, 7);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(memory.calls, (Calls{"pause NCCL", "pause NCCL", "resume tags", "resume NCCL", "pause NCCL"}));
+}
+
+TEST_F(RankControlTest, a_second_pause_that_fails_and_is_undone_lets_the_rank_run) {
+  memory.fails = "pause NCCL";
+  memory.undo_fails = true;
+  AskFor(1, Ask::kPause, 7, true);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kNccl);
+  ASSERT_FALSE(GoesOnAt(7));
+  memory.undo_fails = memory.nccl = false;
+  AskFor(2, Ask::kPause, 7);
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_EQ(phase(), Phase::kFailed);
+  EXPECT_FALSE(memory.tags);
 }
 
 TEST_F(RankControlTest, a_request_that_is_withdrawn_leaves_the_rank_as_it_was) {

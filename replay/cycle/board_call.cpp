@@ -92,11 +92,13 @@ class Coordinator::Call final : public board::RoundHooks {
   // collective. One that let go of all that it shared, and so has resumed by itself, is waited for with those who have not said
   // so yet: they are paused, and the set is without it once they have come.
   bool MayComeYet(const std::vector<SessionId>& absent) override {
-    return std::ranges::all_of(absent, [this](SessionId who) {
+    std::vector<SessionId> run;
+    for (const SessionId who : absent) {
       const Lifecycle last = assembly_.FactsOf(who).lifecycle;
       if (last == Lifecycle::kNew) return false;  // nothing can be read
-      return last != Lifecycle::kRunning || !assembly_.SharesNow(who);
-    });
+      if (last == Lifecycle::kRunning) run.push_back(who);
+    }
+    return !assembly_.SharesNow(run);
   }
 
   // The vote that follows from its work is journaled before it is cast; who has no journal any more votes against a pause.

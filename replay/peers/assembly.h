@@ -46,9 +46,12 @@ class Assembly {
   // As its page says now, or said last.
   [[nodiscard]] virtual PeerIdentity IdentityOf(SessionId session) = 0;
   [[nodiscard]] virtual board::ScopeFacts FactsOf(SessionId session) = 0;
-  // Whether a session that is in this call says that it shares memory with that one, or that one says so of a member. False:
-  // only pages from before say so, and it is a member only for as long as those sessions have not come.
-  [[nodiscard]] virtual bool SharesNow(SessionId /*session*/) { return true; }
+  // The first of these with which this session shares memory now, itself or through others: step by step, one of both says so
+  // that is in this call, or the one farther away does, whose page is as new as its own last call. Of others only pages from
+  // before say so, and they are members only for as long as the sessions of those pages have not come.
+  [[nodiscard]] virtual std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions) {
+    return sessions.empty() ? std::nullopt : std::optional(sessions.front());
+  }
   // The call failed by that session's end before all had come: those that come later, and find only the living, fail too.
   virtual void FailedBy(SessionId lost) = 0;
   // What is seen now of that session's process, which has been waited for for so long.

@@ -232,12 +232,13 @@ void UnixAssembly::FailedBy(SessionId lost) {
 std::string UnixAssembly::BoardName() const { return fmt::format("{} {}", ToText(kind_), own_.tag); }
 
 std::optional<SessionId> UnixAssembly::CallsOtherwise(const std::vector<SessionId>& members) {
+  std::vector<SessionId> otherwise;
   for (const SessionId session : members) {
     if (session == self_) continue;
     const board::ScopeFacts facts = FactsOf(session);
-    if (facts.call && *facts.call != kind_ && !HasEnded(session) && SharesNow(session)) return session;
+    if (facts.call && *facts.call != kind_ && !HasEnded(session)) otherwise.push_back(session);
   }
-  return {};
+  return SharesNow(otherwise);
 }
 
 Status UnixAssembly::RequireOneKind(const std::vector<SessionId>& members) {
@@ -296,17 +297,36 @@ board::ScopeFacts UnixAssembly::FactsOf(SessionId session) {
   return {.tag = own_.tag, .lifecycle = facts ? Lifecycle::kRunning : Lifecycle::kNew};  // it was never in a call of that scope
 }
 
-bool UnixAssembly::SharesNow(SessionId session) {
-  const auto names = [](const board::ScopeFacts& facts, SessionId other) {
-    return std::ranges::find(facts.neighbours, other) != facts.neighbours.end();
+std::optional<SessionId> UnixAssembly::SharesNow(const std::vector<SessionId>& sessions) {
+  if (sessions.empty()) return {};
+  const std::set<SessionId> reached = ReachedNow();
+  const auto first = std::ranges::find_if(sessions, [&](SessionId session) { return reached.contains(session); });
+  return first == sessions.end() ? std::nullopt : std::optional(*first);
+}
+
+// Each page is read once. Sharing goes both ways, so one page that is new is enough.
+std::set<SessionId> UnixAssembly::ReachedNow() {
+  std::map<SessionId, std::vector<SessionId>> of_those_in_the_call, named_by;
+  const auto add = [&](SessionId session, const board::ScopeFacts& facts) {
+    for (const SessionId neighbour : facts.neighbours) named_by[neighbour].push_back(session);
+    if (session == self_ || facts.call == kind_) of_those_in_the_call[session] = facts.neighbours;
   };
-  const board::ScopeFacts its = FactsOf(session);
-  if (names(own_, session) || names(its, self_)) return true;
-  return std::ranges::any_of(known_, [&](const auto& known) {
-    if (known.first == session) return false;
-    const board::ScopeFacts facts = FactsOf(known.first);
-    return names(its, known.first) || (facts.call == kind_ && names(facts, session));
-  });
+  add(self_, own_);
+  std::set<SessionId> left_out{self_};
+  for (const auto& [session, who] : known_) {
+    if (HasEnded(session)) left_out.insert(session);
+    if (!left_out.contains(session)) add(session, FactsOf(session));
+  }
+  std::set<SessionId> reached;
+  for (std::vector<SessionId> next{self_}; !next.empty();) {
+    const SessionId session = next.back();
+    next.pop_back();
+    for (const auto* const said : {&of_those_in_the_call, &named_by})
+      if (const auto at = said->find(session); at != said->end())
+        for (const SessionId other : at->second)
+          if (!left_out.contains(other) && reached.insert(other).second) next.push_back(other);
+  }
+  return reached;
 }
 
 ProcessSeen UnixAssembly::See(SessionId session, std::chrono::milliseconds waited) {

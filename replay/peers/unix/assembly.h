@@ -34,7 +34,7 @@ class UnixAssembly final : public Assembly {
   [[nodiscard]] std::string EndSeenBy(SessionId session) override;
   [[nodiscard]] PeerIdentity IdentityOf(SessionId session) override;
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) override;
-  [[nodiscard]] bool SharesNow(SessionId session) override;
+  [[nodiscard]] std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions) override;
   void Begun() override;
   void FailedBy(SessionId lost) override;
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds waited) override;
@@ -55,6 +55,7 @@ class UnixAssembly final : public Assembly {
   [[nodiscard]] Status RequireOneKind(const std::vector<SessionId>& members);
   // A member that has given up because of a session that has ended, and which this call does not know of.
   [[nodiscard]] std::optional<SessionId> FailedWithoutUs(const std::vector<SessionId>& members);
+  [[nodiscard]] std::set<SessionId> ReachedNow();
   [[nodiscard]] ProcessLife LifeHere(SessionId session);
   [[nodiscard]] std::string BoardName() const;  // a pause and a resume never meet on one board
   [[nodiscard]] Status RequireOneGroup(const std::vector<SessionId>& members);

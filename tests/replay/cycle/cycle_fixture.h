@@ -65,7 +65,9 @@ class ScriptedSet {
     void FailedBy(SessionId) override {}
     [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }
     void TellWaiting(const std::vector<SessionId>&) override {}
-    [[nodiscard]] bool SharesNow(SessionId) override { return set_.shares_now; }
+    [[nodiscard]] std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions) override {
+      return set_.shares_now ? Assembly::SharesNow(sessions) : std::nullopt;
+    }
     void Say(const std::string&) override { set_.said(); }
     void AwaitChange(std::uint32_t ticket, Deadline until) override {
       const board::BoardReading reading = set_.board_.Read(round_, [](std::size_t) { return false; });

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "replay/peers/unix/pages.h"
+#include "tests/in_thread.h"
 #include "tests/journal/base/no_descriptors.h"
 #include "tests/replay/peers/call_on_board.h"
 
@@ -89,14 +90,15 @@ TEST_F(AssemblyTest, a_session_shares_memory_if_it_says_so_or_one_that_has_come)
   const auto first = ranks_[0]->peers->Assemble(CycleKind::kResume, "");
   ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
   EXPECT_EQ(first->Members().size(), 3U);
-  EXPECT_TRUE(first->SharesNow(middle));
-  EXPECT_TRUE(first->SharesNow(last));
+  EXPECT_TRUE(first->SharesNow({middle}));
+  EXPECT_TRUE(first->SharesNow({last}));
   // It lets go of what it shares and resumes by itself, while the one between them has not come.
   ranks_[2]->session.Remove(middle);
   EXPECT_EQ(CallOnBoards(*ranks_[2]->peers, CycleKind::kResume, milliseconds(5000)).ending, Ending::kRunning);
   ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
   EXPECT_EQ(first->Members().size(), 3U);
-  EXPECT_FALSE(first->SharesNow(last));
+  EXPECT_FALSE(first->SharesNow({last}));
+  EXPECT_EQ(first->SharesNow({last, middle}), middle);
   auto alone = ranks_[2]->peers->Assemble(CycleKind::kPause, "");
   ASSERT_TRUE(alone->Find(In(milliseconds(5000))).ok());
   const Status beside = first->Find(In(milliseconds(5000)));
@@ -104,11 +106,37 @@ TEST_F(AssemblyTest, a_session_shares_memory_if_it_says_so_or_one_that_has_come)
   alone.reset();
   const auto second = ranks_[1]->peers->Assemble(CycleKind::kResume, "");
   ASSERT_TRUE(second->Find(In(milliseconds(5000))).ok());
-  EXPECT_TRUE(first->SharesNow(last)) << "who has come says so";
+  EXPECT_TRUE(first->SharesNow({last})) << "who has come says so";
   ranks_[1]->session.Remove(last);
   ASSERT_TRUE(second->Find(In(milliseconds(5000))).ok());
   ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
   EXPECT_EQ(first->Members().size(), 2U);
+}
+
+// Each of those that left says so of the other, and they are beside the rest all the same.
+TEST_F(AssemblyTest, sessions_that_left_together_share_memory_with_each_other_only) {
+  Chain(4);
+  for (const auto& outcome : AllCall(CycleKind::kPause)) ASSERT_EQ(outcome.ending, Ending::kPaused);
+  const SessionId second = ranks_[1]->identity.session, third = ranks_[2]->identity.session,
+                  fourth = ranks_[3]->identity.session;
+  const auto first = ranks_[0]->peers->Assemble(CycleKind::kResume, "");
+  ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
+  EXPECT_EQ(first->SharesNow({fourth}), fourth) << "each has said so of the one before it";
+  ranks_[2]->session.Remove(second);
+  auto other = test::InThread([&] { return CallOnBoards(*ranks_[3]->peers, CycleKind::kResume, milliseconds(5000)); });
+  EXPECT_EQ(CallOnBoards(*ranks_[2]->peers, CycleKind::kResume, milliseconds(5000)).ending, Ending::kRunning);
+  EXPECT_EQ(other.get().ending, Ending::kRunning);
+  ASSERT_TRUE(first->Find(In(milliseconds(5000))).ok());
+  ASSERT_EQ(first->Members().size(), 4U) << "the second has not come";
+  EXPECT_EQ(first->SharesNow({third, fourth}), std::nullopt);
+  EXPECT_EQ(first->SharesNow({third, second}), second);
+  const auto third_call = ranks_[2]->peers->Assemble(CycleKind::kPause, ""),
+             fourth_call = ranks_[3]->peers->Assemble(CycleKind::kPause, "");
+  ASSERT_TRUE(third_call->Find(In(milliseconds(5000))).ok());
+  ASSERT_TRUE(fourth_call->Find(In(milliseconds(5000))).ok());
+  EXPECT_EQ(third_call->Members().size(), 2U);
+  const Status beside = first->Find(In(milliseconds(5000)));
+  EXPECT_TRUE(beside.ok()) << "what they call is no mixture: " << beside.message();
 }
 
 // Another one would leave some members on the old one.

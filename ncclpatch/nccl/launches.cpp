@@ -29,7 +29,6 @@ const Stream kStreamOfThread = reinterpret_cast<Stream>(2);  // cudaStreamPerThr
 const Stream kNoStream = const_cast<char*>("none");
 
 void Learn(Counted& counted, const Communicator& known) {
-  counted.place = known.place;
   counted.clock = known.clock;
   counted.rank = known.rank;
   counted.device = known.device.value;
@@ -146,6 +145,7 @@ void Began(const Communicator& known) noexcept {
   Locked([&](All& all) {
     auto counted = std::make_unique<Counted>();
     counted->id = known.id;
+    counted->place = known.place;
     Learn(*counted, known);
     all.by_id[known.id] = std::move(counted);
   });

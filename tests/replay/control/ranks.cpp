@@ -36,6 +36,7 @@ class Numbers final : public Actions {
     return Local(kResumeTagsFails, words_.tag_resumes);
   }
   Status PauseNccl() override {
+    if (NcclIsAway()) return {};
     words_.paused_at = step;
     return Together(kPauseNcclFails, words_.pauses);
   }

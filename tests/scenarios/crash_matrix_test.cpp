@@ -514,7 +514,7 @@ constexpr std::uint64_t kStride = 11;
 #elif defined(AMEM_BY_NIGHT)
 constexpr std::uint64_t kStride = 1;
 #else
-constexpr std::uint64_t kStride = 9;  // of one and two ranks; more are more of the same
+constexpr std::uint64_t kStride = 12;  // of one and two ranks; more are more of the same
 #endif
 
 #ifdef AMEM_BY_NIGHT

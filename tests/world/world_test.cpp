@@ -22,7 +22,7 @@ const std::string kSeconds = "1200", kLate;
 #elif defined(AMEM_SANITIZED)
 const std::string kSeconds = "4", kLate = " --late 60000";  // other tests run beside it
 #else
-const std::string kSeconds = "2", kLate = " --late 30000";
+const std::string kSeconds = "3", kLate = " --late 30000";
 #endif
 
 // What no program does, because the interception has the gates: deregistrations that pass by them.

@@ -129,6 +129,7 @@ class Proved(Case):
         self.assertIn("NCCL_NVLS_ENABLE=0", row_of(answer, "AMEM_NVLS=release")["why"])
 
     @unittest.skipUnless(os.path.exists(CARD + "/libibverbs.so.1"), "the stand-in card is not built")
+    @by_night
     def test_buffers_of_a_card_stay_and_leave_with_renew(self):
         with mock.patch.dict(os.environ, {"STAND_IN_NET": "ib", "STAND_IN_RANKS_PER_HOST": "1", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + CARD}):
             answer = proof(_prove.SETTINGS[1:2])
@@ -191,6 +192,7 @@ class Hosts(Case):
         self.assertEqual([rank["host"] for rank in row_of(answer, "default")["ranks"]], [0, 1])
         self.assertEqual(row_of(answer, "AMEM_SCOPE=all")["outcome"], "proved")
 
+    @by_night
     def test_a_failure_on_another_host_has_its_pack(self):
         hosts = [(_host.Host(), 1), (self.server(), 1)]
         answer = proof((planted(STAND_IN_AT="Unmap,1,KILL"),), hosts=hosts)
@@ -293,6 +295,7 @@ class Planted(Case):
     def test_one_that_gives_a_wrong_byte(self):
         self.failed("wrong", "reduce-scatter of", STAND_IN_WRONG="9")
 
+    @by_night
     def test_one_that_kills_a_process(self):
         self.failed("killed", "SIGSEGV", STAND_IN_AT="Unmap,1,SEGV")
 
@@ -308,6 +311,7 @@ class Planted(Case):
         self.assertFalse(answer["complete"])
         keep.assert_not_called()
 
+    @by_night
     def test_memory_that_a_run_leaves_behind_is_its_failure(self):
         used = iter([0] * 7)  # asked once before all, four times with each run; the default leaves it
         uses = lambda _self: [_nvml.Use([], next(used, 500 << 20), 80 << 30), _nvml.Use([], 0, 80 << 30)]
@@ -454,6 +458,7 @@ class Refused(Case):
 
 class Together(Case):
     @unittest.skipUnless(os.path.exists(CARD + "/libibverbs.so.1"), "the stand-in card is not built")
+    @by_night
     def test_settings_of_the_machine_are_proved_together_as_well(self):
         with mock.patch.dict(os.environ, {"STAND_IN_NET": "ib", "STAND_IN_RANKS_PER_HOST": "1", "LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"] + ":" + CARD,
                                           "STAND_IN_NVLS": "1"}):

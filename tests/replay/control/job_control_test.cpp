@@ -75,7 +75,8 @@ class Played final : public RequestServer {
     if (Is(Ask::kPause, Stage::kCome)) Say(Phase::kArrived);
     if (Is(Ask::kPause, Stage::kTags)) Say(Phase::kPausing, Stage::kTags);
     if (Is(Ask::kPause, Stage::kNccl)) Say(Phase::kPaused, Stage::kNccl);
-    if (Is(Ask::kResume, Stage::kTags)) Say(Phase::kResuming, Stage::kTags);
+    // As a rank does, one that runs has nothing to resume.
+    if (Is(Ask::kResume, Stage::kTags) && is.phase != Phase::kRunning) Say(Phase::kResuming, Stage::kTags);
     if (Is(Ask::kResume, Stage::kNccl)) Say(Phase::kRunning, Stage::kNccl);
   }
 

@@ -19,7 +19,7 @@ MODELS = re.compile(r"\b(?:H|A|B|GB|L)\d{2,3}S?\b")
 WORDS = ("vLLM", "SGLang", "TRL", "FSDP2", "DDP", "DeepSpeed", "Ray", "torch_memory_saver")
 PROGRAMS = {"amem-gpu-bench": "benchmark", "torch_job": "PyTorch job", "suspend_job": "suspend", "first_pause_job": "first pause", "freeze_job": "freeze and thaw",
             "network_job": "simulated network card", "rollout_job": "rollouts", "tensors_job": "tags", "pools_bench": "tags", "sharing_job": "sharing", "program_job": "AMEM_SCOPE=all",
-            "beside_job": "another process beside it", "guards": "guards at memory", "walk": "walk through the driver", "prove_job": "failures planted in proofs",
+            "beside_job": "other allocators in the same job", "guards": "memory held by other libraries", "walk": "driver answers compared with and without AMem", "prove_job": "failures planted in proofs",
             "frameworks_job": "adapters on stand-ins for their projects", "signals_job": "signals to paused and frozen jobs", "unmodified_job": "stops between launches",
             "allocation_costs": "AMEM_SCOPE=all", "unmodified_costs": "stops between launches", "unmodified_kills": "stops between launches"}
 NCCL_KEYS = ("nccl", "nccl_version", "version")

@@ -62,7 +62,8 @@ class Run:
         self.rows.append({"room": room, "outcome": outcome, "why": why, "seconds": round(time.monotonic() - began, 1), **mutant._asdict()})
         print(f"{outcome:15} {self.rows[-1]['seconds']:6.1f} s  {mutant.file}:{mutant.line}  {why}")
         if outcome == SURVIVED:
-            print(f"  {mutant.before.rstrip()}\n- {mutant.original.rstrip()}\n+ {mutant.mutated.rstrip()}")
+            signed = [sign + " " + line for sign, lines in zip(" -+", mutant[2:]) for line in lines.splitlines()]
+            print("\n".join(line.rstrip() for line in signed))
         sys.stdout.flush()
         if self.options.json:  # after each mutant, so that a run that is cut short was not in vain
             with open(self.options.json, "w", encoding="utf-8") as file:
@@ -79,18 +80,17 @@ class Run:
             tried += self.try_one(room, mutant) in (NOTICED, SURVIVED)
 
     def again(self, file):
-        """The mutants that survived in a run before, where their lines are still there."""
+        """The mutants that survived in a run before, where their lines are still there; or those that somebody thought up, in that form."""
         with open(file, encoding="utf-8") as results:
             rows = [row for row in json.load(results)["mutants"] if row["outcome"] == SURVIVED]
         for row in rows:
+            mutant = sample.Mutant(row["file"], row["line"], row["before"], row["original"], row["mutated"])
             with open(os.path.join(ROOT, row["file"]), encoding="utf-8") as source:
-                lines = source.read().splitlines(keepends=True)
-            places = [number for number, line in enumerate(lines, 1) if line == row["original"]]
+                places = mutant.places(source.read())
             if not places:
                 print(f"gone: {row['file']}: {row['original'].strip()}")
                 continue
-            at = min(places, key=lambda number: abs(number - row["line"]))
-            self.try_one(row["room"], sample.Mutant(row["file"], at, row["before"], row["original"], row["mutated"]))
+            self.try_one(row["room"], mutant._replace(line=min(places, key=lambda number: abs(number - row["line"]))))
 
 
 def parse(arguments):

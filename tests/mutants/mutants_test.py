@@ -54,9 +54,17 @@ class Equivalents(unittest.TestCase):
         self.assertEqual(known[moved.key], "both are the same number")
         self.assertNotIn(moved._replace(before="int G(int a) {\n").key, known)
 
-    def test_an_entry_without_a_reason_is_refused(self):
-        with self.assertRaises(ValueError):
-            sample.read_equivalents(ENTRY.replace(": both are the same number", ""))
+    def test_one_of_several_lines_is_known_as_well(self):
+        text = "  f();\n\n  g();\n  if (a)\n    h();\n  return;\n"
+        mutant = sample.Mutant("f.cpp", 4, "  g();\n", "  if (a)\n    h();\n", "")
+        self.assertEqual((mutant.places(text), mutant.applied(text)), ([4], "  f();\n\n  g();\n  return;\n"))
+        self.assertIn(mutant.key, sample.read_equivalents("f.cpp: h does nothing here\n    g();\n-   if (a)\n-     h();\n"))
+        self.assertEqual(mutant._replace(original="  f();\n").places(text + "  f();\n"), [1, 7])
+
+    def test_an_entry_without_a_reason_or_a_line_is_refused(self):
+        for wrong in (ENTRY.replace(": both are the same number", ""), ENTRY.replace("-   return a + 0;\n", ""), ENTRY.replace("+   ", "+")):
+            with self.assertRaises(ValueError):
+                sample.read_equivalents(wrong)
 
     def test_the_file_of_the_tree_can_be_read(self):
         with open(os.path.join(mutants.HERE, "equivalent.txt"), encoding="utf-8") as file:

@@ -26,17 +26,26 @@ class Mutant(NamedTuple):
     file: str      # from the top of the tree
     line: int
     before: str    # the last line above it that is not empty: with the two below, what a mutant is known by wherever it moves
-    original: str
+    original: str  # a line; of a mutant that somebody thought up, perhaps several
     mutated: str
 
     @property
     def key(self):
-        return self.before.strip(), self.original.strip(), self.mutated.strip()
+        return tuple(map(_stripped, (self.before, self.original, self.mutated)))
 
     def applied(self, text):
         lines = text.splitlines(keepends=True)
-        lines[self.line - 1] = self.mutated
+        lines[self.line - 1:self.line - 1 + self.original.count("\n")] = [self.mutated]
         return "".join(lines)
+
+    def places(self, text):
+        """The numbers of the lines where its original is."""
+        lines, count = text.splitlines(keepends=True), self.original.count("\n")
+        return [at + 1 for at in range(len(lines)) if "".join(lines[at:at + count]) == self.original]
+
+
+def _stripped(lines):
+    return "\n".join(line.strip() for line in lines.strip().split("\n"))
 
 
 def rooms(root):
@@ -169,11 +178,13 @@ def read_equivalents(text):
     - the line
     + the mutant
 
-    with an empty line between any two. The path is for readers: what counts is the three lines."""
+    with an empty line between any two. There may be several lines with -, and several or none with +. The path is for readers: what counts
+    is the lines below it."""
     known = {}
     for number, block in enumerate(filter(str.strip, re.split(r"\n\s*\n", re.sub(r"(?m)^#.*\n", "", text))), 1):
-        lines = block.strip("\n").split("\n")
-        if len(lines) != 4 or ": " not in lines[0] or [line[:2] for line in lines[1:]] != ["  ", "- ", "+ "]:
+        reason, *lines = block.strip("\n").split("\n")
+        if ": " not in reason or not re.fullmatch(r" -+\+*", "".join(line[:1] for line in lines)) or any(line[1:2] != " " for line in lines):
             raise ValueError(f"entry {number} is not a reason, the line above, - the line, + the mutant:\n{block}")
-        known[tuple(line[2:].strip() for line in lines[1:])] = lines[0].split(": ", 1)[1]
+        kinds = [_stripped("\n".join(line[2:] for line in lines if line[0] == kind)) for kind in " -+"]
+        known[tuple(kinds)] = reason.split(": ", 1)[1]
     return known

@@ -251,6 +251,18 @@ TEST(Apply, a_part_that_a_peer_imported_leaves_dirt_behind) {
   }
 }
 
+// Its owner clears it.
+TEST(Apply, what_leaves_an_imported_slab_leaves_no_dirt_behind) {
+  Folding f;
+  const AllocationId slab = f.Import(kSlabAddress, {kPeer, AllocationId{5}}, 8 * kMiB), part{f.state.next_allocation};
+  f.Ok(SlabOpened{slab, kSlabAddress, {}});
+  f.Ok(Imported{part, {kPeer, AllocationId{6}}, k2M, OnDevice(1), 1, {}, {}, {}});
+  f.Ok(Placed{part, slab, k2M, true});
+  f.Ok(AllocationReleased{part});
+  EXPECT_FALSE(f.state.allocations.contains(part));
+  EXPECT_TRUE(f.state.slabs.at(slab).dirty.empty());
+}
+
 TEST(Apply, clearing_a_piece_keeps_the_dirt_before_and_behind_it) {
   Folding f;
   f.state = Whole();

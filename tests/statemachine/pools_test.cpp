@@ -65,6 +65,31 @@ TEST(Pools, a_pause_of_nccl_leaves_them_running_or_paused_as_they_are) {
   EXPECT_EQ(f.state.LifecycleOf(cache), Lifecycle::kPaused);
 }
 
+TEST(Pools, a_resume_asks_each_device_for_room_for_all_its_chunks) {
+  Folding f;
+  const PoolId weights = f.Open("weights");
+  f.AddChunk(weights, kA, k2M, 0);
+  f.AddChunk(weights, kB, k2M, 1);
+  f.AddChunk(weights, kC, 2 * k2M, 0);
+  f.Pause(weights);
+  const auto needed = StepsOf(PlanResume(f.state, weights), StepKind::kCheckMemory);
+  ASSERT_EQ(needed.size(), 2U);
+  EXPECT_EQ(std::pair(needed[0].device, needed[0].bytes), std::pair(DeviceOrdinal{0}, 3 * k2M));
+  EXPECT_EQ(std::pair(needed[1].device, needed[1].bytes), std::pair(DeviceOrdinal{1}, k2M));
+}
+
+TEST(Pools, that_a_pause_keeps_contents_ends_with_its_resume) {
+  Folding f;
+  const PoolId cache = f.Open("kv_cache", PoolPolicy::kDiscard);
+  f.AddChunk(cache, kA);
+  f.Ok(CycleBegun{.kind = CycleKind::kPause, .cycle = 1, .pool = cache, .keeps = true});
+  f.Run(PlanPause(f.state, cache), cache);
+  f.Ok(CycleDone{CycleKind::kPause, 1, 1, cache});
+  EXPECT_TRUE(f.state.pools.at(cache).keeps);
+  f.Resume(cache);
+  EXPECT_FALSE(f.state.pools.at(cache).keeps);
+}
+
 TEST(Pools, the_policy_discard_saves_and_restores_nothing) {
   Folding f;
   const PoolId cache = f.Open("kv_cache", PoolPolicy::kDiscard);

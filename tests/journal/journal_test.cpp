@@ -14,6 +14,7 @@
 #include "journal/session_dir.h"
 #include "journal/tail.h"
 #include "statemachine/apply.h"
+#include "tests/journal/base/no_descriptors.h"
 #include "tests/journal/temporary.h"
 
 namespace {
@@ -221,6 +222,22 @@ TEST_F(Journal, a_number_that_does_not_follow_breaks_the_journal) {
   EXPECT_EQ(info.status, SessionStatus::kBroken);
   EXPECT_EQ(info.broken_reason, wrong.message());
   EXPECT_EQ(ReadAll(writer->Directory()).events.size(), 5U);
+}
+
+// As on a disk without inodes: there is no file that says so.
+TEST_F(Journal, that_it_is_broken_is_told_by_its_tail_where_no_file_can_be_made) {
+  auto writer = Open();
+  const fs::path session = writer->Directory();
+  AppendNumbered(*writer, 1, 5);
+  Status wrong;
+  {
+    const NoDescriptors none;
+    wrong = writer->Append(NumberedEvent(7));
+    writer.reset();
+  }
+  EXPECT_FALSE(fs::exists(session / "broken")) << "it tells nothing of the tail otherwise";
+  EXPECT_EQ(Info(session).status, SessionStatus::kBroken);
+  EXPECT_EQ(Info(session).broken_reason, wrong.message());
 }
 
 TEST_F(Journal, many_threads_may_append_in_turn) {

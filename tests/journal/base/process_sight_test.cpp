@@ -96,6 +96,19 @@ TEST(SeeProcess, what_has_ended_shows_its_exit_code_until_it_is_reaped) {
   EXPECT_EQ(gone.exit_code, -1);
 }
 
+// Root may look into every process, so another user asks; also where these tests are root's.
+TEST(SeeProcess, what_has_ended_shows_its_exit_code_to_the_user_whose_it_was) {
+  const Watched asks([] {
+    constexpr unsigned kNobody = 65534;
+    if (::geteuid() == 0 && (::setresgid(kNobody, kNobody, kNobody) != 0 || ::setresuid(kNobody, kNobody, kNobody) != 0))
+      return 1;
+    ::prctl(PR_SET_DUMPABLE, 1);  // as it is where the user did not change; without, its own /proc is root's
+    const Watched exited([] { return 3; });
+    return exited.Await("zombie").exit_code == 3 ? 0 : 2;
+  });
+  EXPECT_EQ(asks.Await("zombie").exit_code, 0);
+}
+
 TEST(SeeProcess, another_process_under_that_number_is_never_described) {
   const Watched child(&SleepOn);
   EXPECT_EQ(SeeProcess(::getpid(), child.process()).state, "unknown") << "the number is not that of the pidfd's process";

@@ -294,6 +294,17 @@ TEST_F(Contents, saves_that_fail_again_and_again_take_no_more_host_memory_than_o
 }
 
 // Its memory is released right after.
+TEST_F(Contents, what_is_saved_again_and_again_takes_the_host_memory_of_once) {
+  Block& block = Add(64 * kPage);
+  for (Bytes i = 0; i < block.item.bytes; i += kPage) Write(block, i, std::byte{1});
+  test::LoneBackup backup(*sim_, {.chunk = 16 * kPage});
+  for (int i = 0; i < 4; ++i) {
+    ASSERT_TRUE(backup.Save(Items()).ok());
+    ASSERT_TRUE(backup.Finish().ok());
+    EXPECT_EQ(backup.pinned_bytes(), 64 * kPage) << "after " << i;
+  }
+}
+
 TEST_F(Contents, an_allocation_that_was_waited_for_has_been_copied) {
   const Block& first = Add(kMiB);
   Write(blocks_.front(), 5 * kPage, std::byte{5});

@@ -494,6 +494,24 @@ TEST(CallGate, a_call_of_the_thread_that_closed_the_gate_does_not_wait_for_itsel
   gate.Open();
 }
 
+TEST(CallGate, who_waits_at_a_gate_that_could_not_be_closed_goes_on) {
+  static CallGate gate;  // which outlives a thread that hangs
+  std::shared_lock inside(gate);
+  std::thread closes([] { EXPECT_FALSE(gate.Close(std::chrono::milliseconds(300)).ok()); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::atomic<bool> asks{false};
+  std::promise<void> entered;
+  std::future<void> done = entered.get_future();
+  std::thread([&asks, entered = std::move(entered)]() mutable {
+    asks = true;
+    { const std::shared_lock lock(gate); }
+    entered.set_value();
+  }).detach();
+  closes.join();
+  EXPECT_TRUE(asks) << "it did not wait for the gate";
+  ASSERT_EQ(done.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+}
+
 TEST_F(CoordinatorTest, each_vote_is_journaled_before_the_others_are_waited_for_also_in_an_undo) {
   Create();
   std::vector<PhaseKind> journaled;

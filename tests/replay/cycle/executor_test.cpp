@@ -113,6 +113,33 @@ TEST_F(ExecutorTest, a_phase_does_not_wait_for_ever_for_a_ledger_that_another_th
   EXPECT_NE(late.message().find("a driver call of another thread has not returned"), std::string::npos) << late.message();
 }
 
+// The journal has one step after the other, also where the end of one could not be recorded in time.
+TEST_F(ExecutorTest, a_step_that_ended_while_another_thread_held_the_ledger_has_failed_before_the_next_one_begins) {
+  Create();
+  Record(CycleBegun{CycleKind::kPause, 1, {}});
+  const Plan plan = PlanPause(ledger_.state());
+  std::promise<void> go_on;
+  std::thread hangs;
+  At("Synchronize", 1, [&] {
+    std::promise<void> holds;
+    hangs = std::thread([&] {
+      const LedgerLock lock(ledger_);
+      holds.set_value();
+      go_on.get_future().wait();
+    });
+    holds.get_future().wait();
+  });
+  executor_.BeginCycle(In(std::chrono::milliseconds(50)));
+  EXPECT_FALSE(executor_.Run(plan.phases.front()).ok());
+  go_on.set_value();
+  hangs.join();
+  executor_.SetUntil(In(std::chrono::seconds(20)));
+  EXPECT_TRUE(executor_.Run(plan.phases.front()).ok());
+  const auto failed = All<StepFailed>();
+  ASSERT_EQ(failed.size(), 1U);
+  EXPECT_EQ(failed[0].step.kind, StepKind::kQuiesce);
+}
+
 TEST_F(ExecutorTest, memory_is_made_again_with_all_that_nccl_asked_for) {
   AllocationProperties properties;
   properties.handle_types = 1;

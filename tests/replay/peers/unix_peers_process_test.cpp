@@ -308,6 +308,8 @@ TEST_F(ProcessTest, one_without_descriptors_tells_those_that_ask_it) {
     EXPECT_NE(refused.message().find("rank 0"), std::string::npos) << refused.message();
     EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(6)) << "before the deadline";
     EXPECT_EQ(refused.reported_by(), Identity(0).session);
+    const Status again = CallOnBoards(*other.peers, CycleKind::kPause, milliseconds(8000)).status;
+    EXPECT_EQ(again.code(), Code::kNoDescriptors) << "it answers once: " << again.message();
   }
   never_.Pass();
   EXPECT_EQ(poor.Wait(), 0);

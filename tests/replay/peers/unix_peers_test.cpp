@@ -223,6 +223,19 @@ TEST_F(UnixPeersTest, an_import_that_took_too_long_leaves_no_reference) {
   EXPECT_EQ(next->bytes, 12288U) << "the late answer is not this one's";
 }
 
+TEST_F(UnixPeersTest, importing_again_takes_no_late_answer_to_an_import_that_gave_up) {
+  Rank owner(directory_, 0), importer(directory_, 1, 100 * kFew);
+  const auto first = importer.ImportFrom(owner, AllocationId{1}, AllocationId{100});
+  ASSERT_TRUE(first);
+  owner.session.import_takes = milliseconds(200 * kFew);
+  EXPECT_EQ(importer.ImportFrom(owner, AllocationId{2}, AllocationId{101}).status().code(), Code::kTimeout);
+  std::this_thread::sleep_for(milliseconds(200 * kFew));
+  const auto again = importer.Reimport(owner.identity.session, {{AllocationId{1}, AllocationId{100}}});
+  ASSERT_TRUE(again) << again.status().message();
+  ASSERT_EQ(again->size(), 1U);
+  EXPECT_EQ(InodeOf(again->front().descriptor.get()), InodeOf(first->descriptor.get())) << "it is the other allocation's";
+}
+
 // The owner finds the hello, and the end of its connection, when its service has returned from another peer's driver call.
 TEST_F(UnixPeersTest, a_first_import_that_gave_up_on_a_busy_owner_loses_neither_of_them) {
   Rank owner(directory_, 0), slow(directory_, 2), hasty(directory_, 1, 150 * kFew);

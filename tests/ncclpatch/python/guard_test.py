@@ -518,6 +518,13 @@ class Decisions(unittest.TestCase):
         self.states(guard.RUNS, guard.UNKNOWN)
         self.assertEqual(self.sent(), 70)
 
+    def test_a_tool_that_cannot_be_started_leaves_no_descriptor_each_time_it_is_tried(self):
+        self.made._replay = PLACE + "/there is none"
+        open_before = os.listdir("/proc/self/fd")
+        for _ in range(3):
+            self.assertEqual(self.made._ask(1, ["ls"], ["ls"]), [None, None])
+        self.assertEqual(os.listdir("/proc/self/fd"), open_before)
+
     def test_a_freeze_begins_the_patience_with_such_a_job_anew(self):
         guard = self.guard
         self.made._park_on = {signal.SIGTERM}

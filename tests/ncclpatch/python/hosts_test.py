@@ -372,6 +372,23 @@ class LostStore(Job):
         self.all_are("resident", self.all[:1])
 
 
+class Answering(unittest.TestCase):
+    """The thread that waits for a store's answers."""
+
+    def test_a_forked_child_asks_by_a_thread_of_its_own(self):
+        store = amem._hosts._store.Store(store_for_tests.Local(store_for_tests.Values()))
+        store.within(TIMEOUT)
+        store.set("key", "value")
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(Exception):
+                store.within(TIMEOUT)
+                os._exit(0 if store.get("key") == b"value" else 1)
+            os._exit(2)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        self.assertEqual(store.get("key"), b"value")
+
+
 class FourHosts(Job):
     """As issued: two processes on each of four hosts; any of them dies at any time, and the others are all as before or all paused."""
 

@@ -125,6 +125,11 @@ class Tags(OnTheFake):
                     amem.resume("program")
         self.assertIn("5 MiB of PyTorch's memory were allocated before AMem was there", said.output[0])
 
+    def test_the_account_of_two_pauses_is_their_sum_and_what_the_last_one_left(self):
+        freed = amem._tags.Freed
+        both = amem._tags.together(freed(3, {"a": 3}, ("b",), 1, {"tag nccl": 8}, 12, ("a",)), freed(8, {"nccl": 8}, (), 2, {"not AMem's": 1}, 9))
+        self.assertEqual(both, freed(11, {"a": 3, "nccl": 8}, ("b",), 3, {"not AMem's": 1}, 12, ("a",)))
+
     def test_an_error_stays_what_it_is_in_another_process(self):
         error = amem.AmemError(4, "no tag", "rank 1 did it")
         self.assertEqual("".join(traceback.format_exception_only(type(error), error)), "amem.AmemError: no tag\nrank 1 did it\n")

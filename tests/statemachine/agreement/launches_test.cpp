@@ -217,6 +217,17 @@ TEST(LaunchStop, a_rank_of_a_communicator_that_nobody_asks_is_missing) {
   EXPECT_NE(stop.missing().find("only 1 of them"), std::string::npos) << stop.missing();
 }
 
+TEST(LaunchStop, a_rank_is_missing_also_where_one_of_those_asked_has_let_go_of_the_communicator) {
+  for (const std::size_t ended : {0, 1}) {
+    std::vector<LaunchReading> of_three{Reading(1, 0, 4), Reading(1, 1, 4)};
+    for (LaunchReading& one : of_three) one.clocks.front().ranks = 3;
+    of_three[ended].clocks.front().ended = true;
+    EXPECT_EQ(LaunchStop::Incomplete(of_three).size(), 1U) << "rank " << ended << " has ended, and the other launches still";
+    of_three[1 - ended].clocks.front().ended = true;
+    EXPECT_TRUE(LaunchStop::Incomplete(of_three).empty()) << "none of those asked launches on it";
+  }
+}
+
 TEST(LaunchStop, who_is_behind_is_named_with_its_communicator) {
   LaunchStop stop;
   const std::vector both{Reading(1, 0, 4), Reading(1, 1, 3)};

@@ -164,5 +164,18 @@ TEST(JobClock, hosts_are_put_together_by_the_communicators_that_they_made) {
   EXPECT_TRUE(JobClock(std::span(journals).first(2)).by_communicators());
 }
 
+TEST(JobClock, a_communicator_is_ready_on_a_host_with_the_last_of_its_ranks_there) {
+  const SessionOpened a = OnBoot("a", 1'000'000'000), last = OnBoot("bb", 5'000'000'000);
+  SessionOpened first = last;
+  first.session = SessionId{77};
+  std::vector<JobClock::Journal> journals = {
+      {&a, 1'000, Ready({{1, 10'000}})}, {&first, 1'000, Ready({{1, 4'000}})}, {&last, 1'000, Ready({{1, 5'000}})}};
+  for (int order = 0; order < 2; ++order) {
+    const JobClock clock(journals);
+    EXPECT_EQ(clock.Wall(last, 5'000), clock.Wall(a, 10'000)) << "in order " << order;
+    std::swap(journals[1], journals[2]);
+  }
+}
+
 }  // namespace
 }  // namespace amem

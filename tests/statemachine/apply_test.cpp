@@ -322,6 +322,17 @@ TEST(Apply, the_same_events_give_the_same_digest_and_another_event_another) {
 }
 
 // Replays of recorded journals compare digests, so they are the same for ever.
+TEST(Apply, what_the_program_allocated_by_the_old_calls_is_measured_apart) {
+  Folding f;
+  f.Allocate(kA);
+  f.Ok(LegacyAllocated{kB, 4096, {}, 0, std::string(ToText(KeepReason::kUser)), {}});
+  f.Ok(LegacyAllocated{kC, 512, {}, 0, "too large", {}});
+  f.Ok(LegacyAllocated{kA, 64, kOwn, 0, "", {}});
+  const Holdings held = Measure(f.state);
+  EXPECT_EQ(held.legacy_kept, 4096U + 512U);
+  EXPECT_EQ(held.legacy_user, 4096U);
+}
+
 TEST(Apply, a_digest_covers_everything_and_never_changes) {
   Folding f;
   f.state = Whole();

@@ -547,6 +547,20 @@ TEST_F(Contents, pages_are_populated_ahead_while_nccl_is_busy_and_the_save_pins_
   backup.StopPreparing();
 }
 
+TEST_F(Contents, pages_that_were_promised_to_a_save_that_ended_are_populated_no_more) {
+  test::PopulatingDriver driver(*sim_, std::chrono::milliseconds(20));
+  PinnedSupply supply(driver, {.chunk = 64 * kKiB});
+  ASSERT_TRUE(supply.Promise(4 * kMiB).ok());
+  ASSERT_TRUE(Eventually([&] { return driver.populated() > 0; }));
+  supply.Unpromise(4 * kMiB);
+  std::size_t before = 0;
+  ASSERT_TRUE(Eventually([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    return std::exchange(before, driver.populated()) == driver.populated();
+  }));
+  EXPECT_LT(driver.populated(), 64U);
+}
+
 // In which the program's own calls of the driver get their turn.
 TEST_F(Contents, a_break_follows_each_piece_that_is_pinned_ahead) {
   test::LoneBackup backup(*sim_, {.chunk = 64 * kKiB});

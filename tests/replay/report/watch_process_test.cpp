@@ -94,6 +94,15 @@ TEST_F(Watch, of_a_job_that_goes_on_prints_changes_and_ends_with_it) {
   EXPECT_LT(ran.lines().size(), 12U) << "a line for each change, and none for each look\n" << ran.out;
 }
 
+TEST_F(Watch, of_a_job_that_goes_on_ends_when_its_reader_goes) {
+  job_.Share();
+  Open();
+  const Ran ran = Shell("set -o pipefail; timeout 10 $TOOL watch --json --interval 20 $S/journal | head -n 1");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(ran.lines().size(), 1U);
+  Close();
+}
+
 TEST_F(Watch, on_a_terminal_redraws_in_place_and_stays_within_it) {
   job_.Share();
   Open();

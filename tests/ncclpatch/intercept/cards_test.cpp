@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <iterator>
 
 #include "ncclpatch/intercept/live_keys.h"
 #include "tests/ncclpatch/intercept/with_card.h"
@@ -319,6 +321,31 @@ TEST_F(CardsTest, a_dma_buf_that_is_closed_unused_pins_no_longer_than_somebody_h
   PauseLeaves();
 }
 
+TEST_F(CardsTest, a_dma_buf_that_a_resume_makes_to_register_it_again_is_closed) {
+  const auto make = Driver<decltype(cuMemGetHandleForAddressRange)>("cuMemGetHandleForAddressRange");
+  const auto reg = Verbs(
+      "ibv_reg_dmabuf_mr", +[](void* domain, std::uint64_t, size_t bytes, std::uint64_t at, int, int access) {
+        return test::RegisterRegion(domain, reinterpret_cast<void*>(at), bytes, access);
+      });
+  OnServiceThread([&] {
+    pair_ = Connect();
+    buffer_ = Buffer(kBytes);
+    int descriptor = -1;
+    ASSERT_EQ(make(&descriptor, buffer_, kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0), CUDA_SUCCESS);
+    region_ = static_cast<verbs::Region*>(reg(&domain_, 0, kBytes, buffer_, descriptor, 7));
+    ASSERT_EQ(::close(descriptor), 0);
+  });
+  ASSERT_NE(region_, nullptr);
+  const auto open = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  PauseLeaves();
+  Resume();
+  const auto before = open();  // with what the first pause opens for good
+  PauseLeaves();
+  Resume();
+  EXPECT_EQ(g_card.registrations, 3U);
+  EXPECT_EQ(open(), before);
+}
+
 TEST_F(CardsTest, a_pair_after_a_failure_is_not_quiet_until_it_is_destroyed) {
   MakeConnection();
   EXPECT_EQ(Post(pair_, Key()), 0);
@@ -393,6 +420,9 @@ TEST_F(CardsTest, a_send_with_keys_that_live_waits_for_nobody) {
   verbs::Region* const programs = Register(memory(), kBytes);
   PauseLeaves();
   Resume();
+  g_card.deregister_fails = EBUSY;
+  EXPECT_EQ(dereg_mr(region_), EBUSY) << "and its keys live on";
+  g_card.deregister_fails = 0;
   std::atomic<bool> begun = false, sent = false, waited = false;
   g_card.on_deregistering = [&] {
     begun = true;

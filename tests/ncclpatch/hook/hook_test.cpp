@@ -241,5 +241,16 @@ TEST(Replacements, names_and_versions_choose_the_signature) {
   EXPECT_EQ(replacements::Bind("cuMemCreate", 12000, nullptr, &replaced), nullptr);
 }
 
+TEST(Replacements, a_signature_begins_with_the_version_that_brought_it) {
+  int old = 0, real = 0;
+  void* const before = replacements::Bind("cuStreamGetCaptureInfo", 11020, &old, nullptr);
+  void* const first = replacements::Bind("cuStreamGetCaptureInfo", 11030, &real, nullptr);
+  EXPECT_NE(before, &old);
+  EXPECT_NE(first, &real);
+  EXPECT_NE(before, first);
+  EXPECT_EQ(replacements::Bind("cuStreamGetCaptureInfo", 12020, &real, nullptr), first);
+  EXPECT_NE(replacements::Bind("cuStreamGetCaptureInfo", 12030, &real, nullptr), first);
+}
+
 }  // namespace
 }  // namespace amem

@@ -186,6 +186,23 @@ TEST_F(Communicators, what_fails_ends_as_failed) {
 }
 
 // NCCL writes the address at once or when the group ends; in a group of several it is not known whose memory is allocated.
+TEST_F(Communicators, one_whose_end_fails_is_known_as_before) {
+  ncclComm* comm = nullptr;
+  ASSERT_EQ(InitRank(&comm, "stays"), 0);
+  const CommunicatorId id = Find(comm)->id;
+  Function<void(int)>("stand_in_fail_ends")(1);
+  for (const char* call : {"ncclCommDestroy", "ncclCommAbort"}) {
+    EXPECT_EQ(Do(call, comm), 3) << call;
+    ASSERT_TRUE(Find(comm).has_value()) << call;
+    EXPECT_EQ(Find(comm)->id, id) << call;
+    EXPECT_EQ(Reduce(comm), 0) << call;
+  }
+  EXPECT_EQ(Probed("all-reduce"), Only(comm));
+  Function<void(int)>("stand_in_fail_ends")(0);
+  EXPECT_EQ(Do("ncclCommDestroy", comm), 0);
+  EXPECT_EQ(g_seen.lines, (std::vector<std::string>{"begun init", "ready 0", "ended destroyed"}));
+}
+
 TEST_F(Communicators, a_group_of_several_is_known_at_its_end) {
   for (const int late : {0, 1}) {
     Function<void(int)>("stand_in_write_late")(late);
@@ -526,6 +543,7 @@ TEST_F(BesideSuspended, the_end_of_one_that_was_not_is_told_at_once_or_with_its_
   EXPECT_EQ(server_.settled, 1);
   ASSERT_EQ(Do("ncclCommDestroy", second), 0);
   EXPECT_EQ(server_.settled, 1) << "its memory was not waited for";
+  EXPECT_FALSE(registry::AnySuspended()) << "that one is gone";
 }
 
 TEST_F(BesideSuspended, a_pause_that_fails_at_the_end_of_a_group_is_its_answer_although_NCCL_is_in_progress) {

@@ -4,6 +4,8 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <ctime>
 #include <map>
@@ -113,6 +115,17 @@ TEST_F(Launches, a_group_counts_at_its_end_with_the_groups_in_it) {
   EXPECT_EQ(Counts(comm), (Expected{{"collectives", 1}, {"0>1", 1}, {"1>0", 1}}));
   EXPECT_EQ(Counts(other), (Expected{{"collectives", 1}}));
   for (ncclComm* const one : {comm, other}) Destroy(one);
+}
+
+TEST_F(Launches, a_group_that_is_only_simulated_launches_nothing) {
+  ncclComm* const comm = Make("simulated", 0, 2);
+  Do("ncclGroupStart");
+  Reduce(comm);
+  EXPECT_EQ(Function<int(void*)>("ncclGroupSimulateEnd")(nullptr), 0);
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 0}}));
+  Reduce(comm);
+  EXPECT_EQ(Counts(comm), (Expected{{"collectives", 1}}));
+  Destroy(comm);
 }
 
 TEST_F(Launches, ranks_know_a_communicator_by_one_name_and_different_ones_by_different_names) {
@@ -595,6 +608,22 @@ TEST_F(Launches, what_is_held_does_not_enter_nccl_with_a_communicator_that_was_a
   EXPECT_EQ(ended, 0);
   EXPECT_EQ(Counts(other), (Expected{{"collectives", 1}}));
   Destroy(other);
+}
+
+TEST_F(Launches, an_abort_waits_no_longer_for_what_is_held_than_until_it_has_left) {
+  auto least = std::chrono::steady_clock::duration::max();
+  for (int i = 0; i < 3; ++i) {  // on a busy machine some are late
+    ncclComm* const comm = Make("left", 0, 1);
+    launches::Hold({.version = 1});
+    std::thread reduces([&] { EXPECT_EQ(Reduce(comm), kInvalidUsage); });
+    WaitForHeld(1);
+    const auto began = std::chrono::steady_clock::now();
+    EXPECT_EQ(Function<int(ncclComm*)>("ncclCommAbort")(comm), 0);
+    least = std::min(least, std::chrono::steady_clock::now() - began);
+    reduces.join();
+    launches::LetGo();
+  }
+  EXPECT_LT(least, std::chrono::milliseconds(900));
 }
 
 // Who waited is counted on, although the gate was closed again before it ran.

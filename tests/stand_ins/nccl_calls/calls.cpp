@@ -52,7 +52,7 @@ void Count(const char* name, const void* from) {
 }
 
 std::atomic<void (*)(const char*)> g_probe{nullptr};
-std::atomic<bool> g_late{false}, g_hold{false};
+std::atomic<bool> g_late{false}, g_hold{false}, g_ends_fail{false};
 void Allocate(const char* where) {
   if (auto* probe = g_probe.load()) probe(where);
 }
@@ -239,11 +239,13 @@ EXPORT int ncclCommFinalize(ncclComm*) {
 EXPORT int ncclCommDestroy(ncclComm* comm) {
   COUNT();
   if (comm == nullptr) return 4;
+  if (g_ends_fail) return 3;
   delete comm;
   return 0;
 }
 EXPORT int ncclCommAbort(ncclComm* comm) {
   COUNT();
+  if (g_ends_fail) return 3;
   delete comm;
   return 0;
 }
@@ -270,6 +272,12 @@ EXPORT int ncclGroupStart() {
 EXPORT int ncclGroupEnd() {
   if (t_depth == 0) return 5;
   return --t_depth > 0 ? 0 : RunJobs();
+}
+EXPORT int ncclGroupSimulateEnd(void*) {
+  if (t_depth == 0) return 5;
+  --t_depth;
+  t_used.clear();
+  return 0;
 }
 EXPORT int ncclAllReduce(const void*, void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "all-reduce"); }
 EXPORT int ncclCommWindowRegister(ncclComm* comm, void*, std::size_t, void**, int) { return Use(comm, "window"); }
@@ -325,6 +333,8 @@ EXPORT void stand_in_probe(void (*probe)(const char*)) { g_probe = probe; }
 // Addresses are written at the end of a group, and not at once.
 EXPORT void stand_in_write_late(int late) { g_late = late != 0; }
 // Communicators that are begun from now on are not made before they are let go.
+// The next ends of communicators, which then stay as they are.
+EXPORT void stand_in_fail_ends(int fail) { g_ends_fail = fail != 0; }
 EXPORT void stand_in_hold(int hold) { g_hold = hold != 0; }
 EXPORT void stand_in_let_go(ncclComm* comm) { comm->held = false; }
 // How many calls reached this library, in all and by way of libamem_nccl.so.

@@ -236,6 +236,19 @@ TEST_F(UnixPeersTest, importing_again_takes_no_late_answer_to_an_import_that_gav
   EXPECT_EQ(InodeOf(again->front().descriptor.get()), InodeOf(first->descriptor.get())) << "it is the other allocation's";
 }
 
+TEST_F(UnixPeersTest, threads_that_import_from_one_owner_take_turns_without_a_pause) {
+  Rank owner(directory_, 0), importer(directory_, 1, 20'000 * kFew);
+  ASSERT_TRUE(importer.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
+  owner.session.import_takes = milliseconds(50);
+  const auto began = std::chrono::steady_clock::now();
+  std::vector<std::future<bool>> imports;
+  for (unsigned i = 1; i <= 3; ++i)
+    imports.push_back(
+        test::InThread([&, i] { return importer.ImportFrom(owner, AllocationId{i + 1}, AllocationId{100 + i}).ok(); }));
+  for (std::future<bool>& one : imports) EXPECT_TRUE(one.get());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, milliseconds(10'000 * kFew)) << "whose turn it is was not told";
+}
+
 // The owner finds the hello, and the end of its connection, when its service has returned from another peer's driver call.
 TEST_F(UnixPeersTest, a_first_import_that_gave_up_on_a_busy_owner_loses_neither_of_them) {
   Rank owner(directory_, 0), slow(directory_, 2), hasty(directory_, 1, 150 * kFew);

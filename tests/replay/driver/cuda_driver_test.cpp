@@ -773,6 +773,25 @@ TEST(CudaDriver, page_locked_memory_makes_a_context_only_where_memory_was_made) 
   EXPECT_TRUE((*driver)->Release(*handle).ok());
 }
 
+// The device writes to it, and a copy would cost a child's first write to each page.
+TEST(CudaDriver, a_forked_child_has_no_copy_of_page_locked_memory) {
+  constexpr Bytes kBytes = Bytes{4} << 20;
+  const auto driver = LoadFake();
+  ASSERT_TRUE(driver.ok()) << driver.status().message();
+  ASSERT_TRUE((*driver)->Populates(kBytes)) << "the driver's own memory is its own affair";
+  const auto buffer = (*driver)->AllocatePinned(kBytes);
+  ASSERT_TRUE(buffer.ok()) << buffer.status().message();
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) _exit(write(ends[1], (*buffer)->data(), 1) < 0 && errno == EFAULT ? 0 : 1);
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(write(ends[1], (*buffer)->data(), 1), 1) << "it is here";
+  for (const int end : ends) close(end);
+}
+
 TEST(CudaDriver, a_driver_without_the_entry_point_is_refused_with_what_to_do) {
   const auto refused = CudaDriver::Load([](const char*) -> void* { return nullptr; });
   ASSERT_FALSE(refused.ok());

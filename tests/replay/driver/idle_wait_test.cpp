@@ -3,10 +3,12 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <regex>
 #include <string>
 
+#include "journal/base/process_sight.h"
 #include "replay/driver/cuda/cuda_driver.h"
 #include "tests/stand_ins/cuda/control.h"
 
@@ -64,6 +66,7 @@ TEST_F(IdleWaitTest, a_device_that_does_not_become_idle_fails_in_time_each_time_
         "device 0: a kernel or copy that was submitted before the pause has not ended within 2xx ms (its default stream is "
         "busy); let the device become idle before the pause, or raise AMEM_TIMEOUT_MS");
   }
+  EXPECT_EQ(std::ranges::count(SeeOwnThreads(1000), "amem-idle", &ThreadSight::name), 1) << "however often it is tried";
 }
 
 TEST_F(IdleWaitTest, a_moment_of_a_stream_is_waited_for_and_not_what_the_stream_is_given_later) {

@@ -227,6 +227,23 @@ TEST_F(SlabTest, a_place_that_is_used_again_is_zero) {
   EXPECT_EQ(a.Count<PartCleared>(), 1U);
 }
 
+TEST_F(SlabTest, room_whose_clearing_has_failed_is_cleared_again_before_it_is_used) {
+  a.Place(a.Create());
+  const AllocationId id = a.Create();
+  std::byte* mine = a.Place(id);
+  std::memset(mine, 0xFF, k2M);
+  a.Free(mine, id);
+  for (const char* call : {"Clear", "FinishCopies"}) {
+    a.simulator->SetHook([call](std::string_view name, std::uint64_t) { return name == call ? cuda::kUnknown : 0; });
+    EXPECT_EQ(a.session->Create(k2M, Process::On(kDevice), 0, {}).status().driver_result(), cuda::kUnknown) << call;
+    a.simulator->SetHook({});
+    EXPECT_EQ(a.Count<PartCleared>(), 0U) << call;
+  }
+  std::byte* next = a.Place(a.Create());
+  EXPECT_EQ(next, mine);
+  EXPECT_TRUE(AllZero(next));
+}
+
 TEST_F(SlabTest, what_is_free_across_a_cycle_is_cleared_before_it_is_used) {
   a.Place(a.Create());
   Both(&Session::Pause);

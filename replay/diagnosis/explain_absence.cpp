@@ -345,7 +345,7 @@ void ExplainStalled(Explanation& e) {
   v.phase = progress.phase;
   if (!v.phase && e.cause.shown != nullptr) v.phase = PhaseOf(e.cause.shown->kind, e.cause.shown->ballot);
   if (!v.phase && witness != nullptr && witness->Last().decided) v.phase = witness->Last().decided->phase;
-  if (progress.step) e.TakeStep(*j, *progress.step);
+  if (progress.step()) e.TakeStep(*j, *progress.step());
   const std::string who = e.cause.together.empty() ? v.process : e.NamesOfAll();
   const std::string phase = v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "";
   const std::string one = e.cause.together.empty() ? "which" : "of which " + e.names.ShortName(e.cause.session);

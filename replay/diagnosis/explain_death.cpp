@@ -20,7 +20,7 @@ void TellEnd(Explanation& e, const std::string& when) {
   const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal, e.cause.attempt->tag) : Progress{};
   e.verdict.seq = journal.last.seq;
   e.verdict.phase = progress.phase;
-  if (progress.step) e.TakeStep(journal, *progress.step);
+  if (progress.step()) e.TakeStep(journal, *progress.step());
   e.verdict.headline = fmt::format("{} ended without closing {} journal, {}", Capitalized(e.NamesOfAll()),
                                    e.cause.together.empty() ? "its" : "their", when);
   e.Say(fmt::format("{} ended {} without closing its journal; its last event is number {}, at {}{}.",

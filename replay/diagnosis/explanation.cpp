@@ -165,9 +165,10 @@ std::string Explanation::AllocationText(const SessionStory& journal, AllocationI
 std::string Explanation::ProgressText(const SessionStory& journal, const Progress& p) const {
   if (p.did_its_part) return "its own steps there were done, and it waited for the others.";
   std::string text = fmt::format("{} done there and {} left; ", Plural(p.steps_done, "step was", "steps were"), p.steps_left);
-  if (!p.step) return text + "none was under way.";
-  text += fmt::format("{} \"{}\"", p.step_begun ? "it had begun, and not finished," : "the next was", ToText(*p.step));
-  if (p.step->allocation) text += ", about " + AllocationText(journal, p.step->allocation);
+  const std::optional<Step>& step = p.step();
+  if (!step) return text + "none was under way.";
+  text += fmt::format("{} \"{}\"", p.open_step ? "it had begun, and not finished," : "the next was", ToText(*step));
+  if (step->allocation) text += ", about " + AllocationText(journal, step->allocation);
   return text + ".";
 }
 

@@ -209,7 +209,7 @@ bool IsStopped(const CauseSearch& s, SessionId session) { return s.SeenState(ses
 std::pair<std::size_t, bool> VotesOf(CauseSearch& s, const SessionStory& j) {
   if (!j.Last().begun || j.Last().phases.empty()) return {0, true};
   const Progress& progress = s.ProgressOfSession(j);
-  const bool voted = (j.Last().on_board ? progress.voted : progress.did_its_part) || progress.decided;
+  const bool voted = (j.Last().on_board ? progress.voted() : progress.did_its_part) || progress.decided();
   return {j.Last().phases.size() - (voted ? 0 : 1), !voted};
 }
 // For what an owner gives it; or, without a board, to be told that it has begun.

@@ -90,7 +90,7 @@ class Waits {
       const Attempt& theirs = *other.attempt;
       if (!mine.begun || !theirs.begun) return theirs.begun || !mine.begun;
       if (theirs.phases.size() != mine.phases.size()) return theirs.phases.size() > mine.phases.size();
-      return other.progress.decided || other.progress.waits();
+      return other.progress.decided() || other.progress.waits();
     }
     // It may be through with it already. Members are of one host, and have one clock.
     return !other.attempt && other.ended && other.ended->kind == mine.kind && other.ended->ended.time_ns >= mine.came().time_ns;
@@ -142,11 +142,11 @@ std::string AttemptText(const Standing& s, bool with_steps) {
   if (!s.attempt) return {};
   const Progress& p = s.progress;
   std::string text = NameOf(*s.attempt);
-  if (!p.begun) return text + ", has come";
+  if (!p.begun()) return text + ", has come";
   if (p.undoing) text += ", undoing";
   if (!p.phase) return text;
   text += fmt::format(", {}", PhaseWord(*p.phase));
-  if (p.decided) return text + " is done by all";
+  if (p.decided()) return text + " is done by all";
   if (with_steps && p.steps_done + p.steps_left != 0)
     text += fmt::format(", {} of {} steps done", p.steps_done, p.steps_done + p.steps_left);
   return text;
@@ -188,13 +188,13 @@ class PictureTable {
   [[nodiscard]] std::string Cell(const Standing& s, std::size_t phase) const {
     if (!s.attempt || s.attempt->kind != kind_) return {};
     const Progress& p = s.progress;
-    if (phase == 0) return p.begun ? "done" : "waits";
+    if (phase == 0) return p.begun() ? "done" : "waits";
     const auto wanted = static_cast<PhaseKind>(phase + (kind_ == CycleKind::kPause ? 0 : kPhases));
     const auto& phases = s.attempt->phases;
     const auto at = std::ranges::find(phases, wanted, &Attempt::PhaseTaken::phase);
-    if (!p.begun || at == phases.end()) return {};
+    if (!p.begun() || at == phases.end()) return {};
     const bool last = at + 1 == phases.end();
-    if (!last || p.decided) return p.undoing && last ? "failed" : "done";
+    if (!last || p.decided()) return p.undoing && last ? "failed" : "done";
     if (p.waits()) return "waits";
     return fmt::format("{}/{}", p.steps_done, p.steps_done + p.steps_left);
   }
@@ -206,7 +206,7 @@ class PictureTable {
       parts.push_back(fmt::format("<- {} for it", by->second == 1 ? "1 waits" : fmt::format("{} wait", by->second)));
     if (const auto& late = picture_.waits_for[index]; !late.empty()) parts.push_back("waits for " + FewNames(names_, late));
     if (s.attempt && (s.progress.undoing || s.attempt->kind != kind_)) parts.push_back(AttemptText(s, true));
-    if (s.progress.step_begun && SinceNs(picture_, s) >= kLong_ns) parts.push_back(ToText(*s.progress.step));
+    if (s.progress.open_step && SinceNs(picture_, s) >= kLong_ns) parts.push_back(ToText(*s.progress.open_step));
     if (const std::string trouble = Trouble(s); !trouble.empty()) parts.push_back(trouble);
     return fmt::format("{}", fmt::join(parts, "; "));
   }
@@ -298,13 +298,13 @@ nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t
       const Progress& p = s.progress;
       json["cycle"] = {{"kind", ToText(a.kind)},
                        {"number", a.cycle},
-                       {"begun", p.begun},
-                       {"phase", p.begun && !p.phase ? Json(nullptr) : Json(ToText(p.phase.value_or(ArrivalOf(a.kind))))},
+                       {"begun", p.begun()},
+                       {"phase", p.begun() && !p.phase ? Json(nullptr) : Json(ToText(p.phase.value_or(ArrivalOf(a.kind))))},
                        {"undoing", p.undoing},
                        {"waits", p.waits()},
                        {"steps_done", p.steps_done},
                        {"steps_left", p.steps_left},
-                       {"step", p.step_begun ? Json(ToText(*p.step)) : Json(nullptr)}};
+                       {"step", p.open_step ? Json(ToText(*p.open_step)) : Json(nullptr)}};
     }
     Json late = Json::array();
     for (const SessionId session : picture.waits_for[i]) late.push_back(SessionText(session));

@@ -109,7 +109,7 @@ void CountStepsLeft(const State& state, const Attempt& attempt, Progress& progre
         --repeated;
         continue;
       }
-      if (!progress.step) progress.step = step;
+      if (!progress.next_step) progress.next_step = step;
       ++progress.steps_left;
     }
   }
@@ -141,28 +141,32 @@ std::vector<PauseContents> LastContents(std::span<const SessionStory> stories) {
 }
 
 Progress ProgressOf(const SessionStory& story, const Attempt& attempt, const State* state) {
+  using Stage = Progress::Stage;
   const bool of_pool = !attempt.tag.empty();
-  Progress progress{.begun = static_cast<bool>(attempt.begun), .since = attempt.begun ? attempt.begun : attempt.arrived};
+  Progress progress{.since = attempt.begun ? attempt.begun : attempt.arrived};
   if (!attempt.begun) return progress;
+  progress.stage = Stage::kBegun;
   progress.undoing = of_pool ? attempt.failed_step.has_value() : attempt.decided.has_value();
   if (attempt.phases.empty()) return progress;
   const Attempt::PhaseTaken& phase = attempt.phases.back();
   progress.phase = phase.phase;
-  progress.voted = static_cast<bool>(phase.voted);
-  progress.decided = static_cast<bool>(phase.decided);
+  if (phase.decided) {
+    progress.stage = phase.voted ? Stage::kDecided : Stage::kDecidedEarly;
+  } else {
+    progress.stage = phase.voted ? Stage::kVoted : Stage::kWorking;
+  }
   progress.since = phase.decided ? phase.decided : phase.begun;
   progress.steps_done = phase.steps;
   if (!phase.decided && state != nullptr) CountStepsLeft(*state, attempt, progress);
   if (attempt.open_step) {
-    progress.step = attempt.open_step->event;
-    progress.step_begun = true;
+    progress.open_step = attempt.open_step->event;
     progress.since = attempt.open_step->at;
     progress.steps_left = std::max<std::uint64_t>(progress.steps_left, 1);
   } else if (const Moment& recorded = of_pool ? phase.worked : story.acted; recorded.time_ns > progress.since.time_ns) {
     progress.since = recorded;  // what NCCL and other pools do meanwhile is no progress of a pool
   }
   if (of_pool) return progress;  // which waits for nobody
-  progress.did_its_part = story.records_votes ? progress.voted || progress.decided : progress.steps_left == 0;
+  progress.did_its_part = story.records_votes ? progress.voted() || progress.decided() : progress.steps_left == 0;
   return progress;
 }
 

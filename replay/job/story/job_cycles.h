@@ -37,18 +37,29 @@ std::vector<PauseContents> LastContents(std::span<const SessionStory> stories);
 // ---- what a session does now in a pause or resume that is open
 
 struct Progress {
-  bool begun = false;              // all have come
-  std::optional<PhaseKind> phase;  // none: it waits for the others to join, or has just begun
+  enum class Stage : std::uint8_t {
+    kArriving = 0,  // waits for the others to join
+    kBegun,         // all have come, and no phase has begun
+    kWorking,       // in `phase`
+    kVoted,         // on that phase
+    kDecided,       // that phase, with this session's vote
+    kDecidedEarly,  // that phase, before this session voted, or in a journal without votes
+  };
+  Stage stage = Stage::kArriving;
   bool undoing = false;
-  bool voted = false, decided = false;  // on that phase
-  bool did_its_part = false;            // it voted, or nothing is left to do in that phase: it waits for the others' votes
+  bool did_its_part = false;       // it voted, or nothing is left to do in that phase: it waits for the others' votes
+  std::optional<PhaseKind> phase;  // none: kArriving or kBegun
   std::uint64_t steps_done = 0, steps_left = 0;
-  std::optional<Step> step;  // begun and not finished, or else the next of those left
-  bool step_begun = false;
-  Moment since;  // of the last thing it recorded in this attempt
+  std::optional<Step> open_step;  // begun, and neither done nor failed
+  std::optional<Step> next_step;  // of those left, where none is open
+  Moment since;                   // of the last thing it recorded in this attempt
 
+  [[nodiscard]] bool begun() const { return stage != Stage::kArriving; }
+  [[nodiscard]] bool voted() const { return stage == Stage::kVoted || stage == Stage::kDecided; }
+  [[nodiscard]] bool decided() const { return stage == Stage::kDecided || stage == Stage::kDecidedEarly; }
   // For the others: until all have come, or when its own part of a phase is done.
-  [[nodiscard]] bool waits() const { return !begun || voted || (phase && !decided && !step_begun && steps_left == 0); }
+  [[nodiscard]] bool waits() const { return !begun() || voted() || (stage == Stage::kWorking && steps_left == 0); }
+  [[nodiscard]] const std::optional<Step>& step() const { return open_step ? open_step : next_step; }
 };
 // Of its last attempt, or of the last one of the pool with that tag; nothing is set when that has ended.
 Progress ProgressOf(const SessionStory& story, const std::string& tag = {});

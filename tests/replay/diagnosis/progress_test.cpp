@@ -1,4 +1,4 @@
-// Progress: where a session stands in an attempt that is open.
+// Progress: how far a session has come in an attempt that is open.
 #include <gtest/gtest.h>
 
 #include "replay/job/story/job_cycles.h"
@@ -41,12 +41,12 @@ TEST(Progress, counts_steps_and_names_the_open_one_or_the_next) {
   EXPECT_EQ(progress.phase, PhaseKind::kPauseReleaseOwn);
   EXPECT_EQ(progress.steps_done, 1u);
   EXPECT_EQ(progress.steps_left, planned.size() - 1);
-  EXPECT_EQ(progress.step, planned[1]);
-  EXPECT_FALSE(progress.step_begun);
+  EXPECT_EQ(progress.step(), planned[1]);
+  EXPECT_FALSE(progress.open_step.has_value());
   const SequenceNumber begun = job.owner.Then(StepBegun{planned[1]});
   progress = Of(job.owner);
-  EXPECT_EQ(progress.step, planned[1]);
-  EXPECT_TRUE(progress.step_begun);
+  EXPECT_EQ(progress.step(), planned[1]);
+  EXPECT_TRUE(progress.open_step.has_value());
   EXPECT_EQ(progress.since.seq, begun);
   EXPECT_EQ(progress.steps_done, 1u);
   EXPECT_FALSE(progress.did_its_part);

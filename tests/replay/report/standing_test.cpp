@@ -54,8 +54,8 @@ TEST_F(StandingOfCycle, the_steps_of_a_phase_are_counted_and_the_one_under_way_i
   EXPECT_TRUE(now.attempt->begun);
   EXPECT_EQ(now.progress.steps_done + now.progress.steps_left, planned);
   EXPECT_GE(now.progress.steps_left, 1U);
-  ASSERT_TRUE(now.progress.step_begun);
-  EXPECT_EQ(now.progress.step->kind, StepKind::kScan);
+  ASSERT_TRUE(now.progress.open_step.has_value());
+  EXPECT_EQ(now.progress.open_step->kind, StepKind::kScan);
   EXPECT_FALSE(now.progress.waits());
   EXPECT_EQ(now.since_ns, job_.owner.events().back().time_ns);
 }

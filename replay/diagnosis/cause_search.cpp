@@ -76,9 +76,8 @@ CandidateCause& CauseSearch::Add(Weight weight, VerdictKind kind, const SessionS
   return candidates.emplace_back(CandidateCause{.weight = weight,
                                                 .kind = kind,
                                                 .session = j.session(),
-                                                .wall_ns = Wall(j, at),
-                                                .journal = &j,
                                                 .attempt = LastAttempt(j),
+                                                .wall_ns = Wall(j, at),
                                                 .live = IsLive(j)});
 }
 
@@ -87,11 +86,10 @@ CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, Sessi
   return candidates.emplace_back(CandidateCause{.weight = weight,
                                                 .kind = kind,
                                                 .session = session,
-                                                .wall_ns = Wall(witness, at),
-                                                .journal = roster.Find(session),
                                                 .attempt = LastAttempt(witness),
-                                                .witness = &witness,
-                                                .witness_seq = at.seq});
+                                                .wall_ns = Wall(witness, at),
+                                                .witness = {.journal = &witness},
+                                                .record = {.seq = at.seq}});
 }
 
 // Whether all are known to have ended. Of one journal alone, those that it shared memory with count as well.
@@ -157,7 +155,7 @@ void CauseSearch::FindEnds() {
     for (const auto& [seen, at] : j.seen) {
       if (seen.state.empty() || seen.state == "unknown") continue;
       const bool ended = seen.state == "zombie" || seen.state == "gone";
-      Sight& sight = (ended ? end_sights_ : sights_)[seen.session];
+      LastSight& sight = (ended ? end_sights_ : sights_)[seen.session];
       const std::uint64_t wall = Wall(j, at);
       if (sight.seen == nullptr || wall >= sight.wall_ns) sight = {&seen, wall};
     }
@@ -184,13 +182,8 @@ void CauseSearch::FindEnds() {
 std::string CauseSearch::SeenState(SessionId session) const {
   const SessionStory* j = roster.Find(session);
   if (j != nullptr && !j->process_now.empty()) return j->process_now;
-  const Sight* sight = FindIn(sights_, session);
+  const LastSight* sight = FindIn(sights_, session);
   return sight == nullptr ? "" : sight->seen->state;
-}
-
-std::int32_t CauseSearch::SeenExitCode(SessionId session) const {
-  const Sight* sight = FindIn(end_sights_, session);
-  return sight == nullptr ? -1 : sight->seen->exit_code;
 }
 
 const Progress& CauseSearch::ProgressOfSession(const SessionStory& j) {
@@ -212,7 +205,7 @@ void CauseSearch::DemoteEnds() {
     } else if (c.weight == Weight::kCause) {
       earliest = std::min(earliest, c.wall_ns);
     } else if (c.weight == Weight::kAbsence) {
-      earliest = std::min(earliest, c.established_ns);
+      earliest = std::min(earliest, c.wait.established_ns);
     }
   }
   for (CandidateCause& c : candidates) {
@@ -231,9 +224,12 @@ void CauseSearch::Order() {
   std::ranges::stable_sort(candidates, {}, key);
   if (candidates.empty()) return;
   for (CandidateCause& c : candidates) {
-    const auto& sights = IsEnd(c.kind) ? end_sights_ : sights_;
-    if (const Sight* sight = FindIn(sights, c.session)) c.seen = sight->seen;
-    c.seen_state = SeenState(c.session);
+    const bool end = IsEnd(c.kind);
+    if (const LastSight* sight = FindIn(end ? end_sights_ : sights_, c.session)) {
+      c.sight.seen = sight->seen;
+      if (end) c.sight.exit_code = sight->seen->exit_code;
+    }
+    c.sight.state = SeenState(c.session);
   }
   CandidateCause& first = candidates.front();
   std::set<SessionId> named{first.session};

@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "replay/diagnosis/roster.h"
@@ -27,28 +28,52 @@ struct CandidateCause {
   Weight weight{};
   VerdictKind kind{};
   SessionId session;
-  std::uint64_t wall_ns = 0;  // when it became true
-  // An absence: since when it was more than a wait that might have ended well. UINT64_MAX: it was not.
-  std::uint64_t established_ns = UINT64_MAX;
-  const SessionStory* journal = nullptr;  // of `session`; null: it was not given
-  const Attempt* attempt = nullptr;       // that failed or hangs: of `session`, or of `witness`
-  const SessionStory* witness = nullptr;  // of a session that waited for this one, or noticed its end
-  SequenceNumber witness_seq;
-  AllocationId allocation;
-  std::uint64_t waited_ns = 0;  // how long the others waited for it
-  bool live = false;            // it is still so: the process lives
-  bool reported = false;        // only a witness tells of it: the session's own journal was not given, or does not have it
-  std::string message;          // as recorded
-  const BallotShown* shown = nullptr;  // what the board showed; null: nothing that is known
-  Code code = Code::kOk;               // as the witness was told
-  int driver_result = 0;
-  std::int32_t exit_code = -1;                // of an end; 128 + N: by signal N; -1: unknown
-  std::string seen_state;                     // of its process, as ProcessSeen::state; empty: nobody looked
-  const ProcessSeen* seen = nullptr;          // where it was recorded; null: it was looked at just now, or not at all
-  bool groups_differ = false;                 // of sessions that share memory
-  std::vector<SessionId> together;            // other sessions to which the same happened, each a root of its own
-  std::vector<std::int32_t> without_session;  // ranks that have none
+  std::vector<SessionId> together;   // other sessions to which the same happened, each a root of its own
+  const Attempt* attempt = nullptr;  // that failed or hangs: of `session`, or of the witness
+  std::uint64_t wall_ns = 0;         // when it became true
+  bool live = false;                 // it is still so: the process lives
+
+  // Of an absence.
+  struct Wait {
+    std::uint64_t waited_ns = 0;  // how long the others waited
+    std::uint64_t established_ns =
+        UINT64_MAX;  // since when it was more than a wait that might have ended well; UINT64_MAX: never
+  } wait;
+  // Another session, which waited for this one or noticed its end.
+  struct Witness {
+    const SessionStory* journal = nullptr;  // null: there is none
+    bool alone = false;                     // the session's own journal was not given, or does not have it
+  } witness;
+  // What the witness recorded, or where there is none the session itself.
+  struct Record {
+    SequenceNumber seq;
+    std::string message;
+    Code code = Code::kOk;
+    int driver_result = 0;
+    const BallotShown* shown = nullptr;  // on the board; null: nothing that is known
+  } record;
+  // What others saw of its process last: of one that ended, after its end.
+  struct Sight {
+    std::string state;                  // as ProcessSeen::state; empty: nobody looked
+    const ProcessSeen* seen = nullptr;  // where it was recorded; null: it was seen just now, or not at all
+    std::int32_t exit_code = -1;        // of an end; 128 + N: by signal N; -1: unknown
+  } sight;
+  // What only one kind has.
+  struct UnknownReference {  // kReferences, with an attempt: an import that its owner does not know
+    AllocationId allocation;
+  };
+  struct OtherGroup {};         // kRefused: `session` and `together` share memory with the witness, and are of another group
+  struct RanksWithoutSession {  // kNotUnderAmem
+    std::vector<std::int32_t> ranks;
+  };
+  std::variant<std::monostate, UnknownReference, OtherGroup, RanksWithoutSession> detail;
 };
+// Empty: it has none.
+template <class Detail>
+Detail DetailOf(const CandidateCause& cause) {
+  const Detail* const detail = std::get_if<Detail>(&cause.detail);
+  return detail == nullptr ? Detail{} : *detail;
+}
 [[nodiscard]] bool IsEnd(VerdictKind kind);  // of a process, whichever way
 
 // How long the others have waited when a session that they ask records it.
@@ -80,8 +105,7 @@ struct CauseSearch {
   // How long it was from then to the end of the job.
   [[nodiscard]] std::uint64_t Since(std::uint64_t wall_ns) const { return job_end - std::min(job_end, wall_ns); }
   [[nodiscard]] const SessionEnd* EndOf(SessionId session) const { return FindIn(ends, session); }
-  [[nodiscard]] std::string SeenState(SessionId session) const;      // as ProcessSeen::state; empty: nobody looked
-  [[nodiscard]] std::int32_t SeenExitCode(SessionId session) const;  // -1: not known
+  [[nodiscard]] std::string SeenState(SessionId session) const;  // as ProcessSeen::state; empty: nobody looked
   const Progress& ProgressOfSession(const SessionStory& j);
 
   const Roster& roster;
@@ -99,12 +123,12 @@ struct CauseSearch {
   void Order();
 
   std::map<SessionId, Progress> progress_;
-  struct Sight {
+  struct LastSight {
     const ProcessSeen* seen = nullptr;
     std::uint64_t wall_ns = 0;
   };
-  std::map<SessionId, Sight> sights_;      // the last look at each while it lived
-  std::map<SessionId, Sight> end_sights_;  // and when it had ended
+  std::map<SessionId, LastSight> sights_;      // of processes that lived
+  std::map<SessionId, LastSight> end_sights_;  // of those that had ended
 };
 
 // What is looked for in each journal; what is found is added to the candidates.

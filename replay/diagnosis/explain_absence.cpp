@@ -16,7 +16,7 @@ constexpr std::size_t kWaitingMost = 16;  // whose events are shown
 
 // The wait for the others, of a session that waited when the one of the cause did. Null: it did not.
 const Attempt* WaitOf(const Explanation& e, const SessionStory& j) {
-  const std::uint64_t from = e.cause.wall_ns, until = from + e.cause.waited_ns;
+  const std::uint64_t from = e.cause.wall_ns, until = from + e.cause.wait.waited_ns;
   for (auto attempt = j.attempts.rbegin(); attempt != j.attempts.rend(); ++attempt) {
     if (!SameTry(*attempt, *e.cause.attempt) || attempt->begun || attempt->end == Attempt::End::kDone) continue;
     const bool ended_before = attempt->ended && e.Wall(j, attempt->ended) < from;
@@ -48,7 +48,7 @@ struct LateArrival {
   Moment at;
 };
 LateArrival LateArrivalOf(const Explanation& e, SessionId session) {
-  const std::uint64_t until = e.cause.wall_ns + e.cause.waited_ns;
+  const std::uint64_t until = e.cause.wall_ns + e.cause.wait.waited_ns;
   if (const SessionStory* j = e.roster.Find(session)) {
     for (const Attempt& attempt : j->attempts)
       if (SameTry(attempt, *e.cause.attempt) && attempt.arrived && e.Wall(*j, attempt.arrived) >= until)
@@ -97,7 +97,7 @@ std::string PresenceText(const Roster& roster, const SessionStory& j) {
 void SayWhereabouts(Explanation& e, SessionId session, const LateArrival& late) {
   const SessionStory* j = e.roster.Find(session);
   if (late.told_by != nullptr) {
-    const std::uint64_t when = e.Wall(*late.told_by, late.at), gave_up = e.cause.wall_ns + e.cause.waited_ns;
+    const std::uint64_t when = e.Wall(*late.told_by, late.at), gave_up = e.cause.wall_ns + e.cause.wait.waited_ns;
     const std::string after = DurationText(when - std::min(when, gave_up));
     if (j != nullptr) e.Say(fmt::format("{} called {} {} after that.", Capitalized(e.names.Name(session)), e.Call(), after));
     if (j == nullptr)
@@ -137,7 +137,7 @@ void TellStuck(Explanation& e, const SessionStory& j, const Progress& progress) 
   const bool of_pool = !e.cause.attempt->tag.empty();  // the process may well record something else
   e.Say(fmt::format("{} since {}{}{}.", of_pool ? "Nothing of it has been recorded" : "It has recorded nothing",
                     WallText(e.Wall(j, since)), EventText(since.seq),
-                    e.cause.waited_ns != 0 ? ", for " + DurationText(e.cause.waited_ns) : ""));
+                    e.cause.wait.waited_ns != 0 ? ", for " + DurationText(e.cause.wait.waited_ns) : ""));
   if (e.cause.attempt->open_step) {
     const Dated<Step>& open = *e.cause.attempt->open_step;
     e.AddEvidence(j, open.at, Role::kCause, "step begun, and neither done nor failed: " + ToText(open.event));
@@ -190,13 +190,13 @@ void SayThreads(Explanation& e, const SessionStory& j) {
 
 // It came after a wait that only its own journal tells of.
 static void ExplainCameLate(Explanation& e) {
-  const SessionStory& j = *e.cause.witness;
+  const SessionStory& j = *e.cause.witness.journal;
   const std::string who = e.NamesOfAll(),
                     others = e.names.Names({e.cause.attempt->asking.begin(), e.cause.attempt->asking.end()});
   e.verdict.headline = fmt::format("{} joined {} too late", Capitalized(who), e.Cycle());
   e.verdict.seq = e.cause.attempt->arrived.seq;
   e.Say(fmt::format("{} had waited for it since {} or before; it called {} {} later, and waited for them in vain.",
-                    Capitalized(others), WallText(e.cause.wall_ns), e.Call(), DurationText(e.cause.waited_ns)));
+                    Capitalized(others), WallText(e.cause.wall_ns), e.Call(), DurationText(e.cause.wait.waited_ns)));
   e.Say(Sentence("it was told: " + e.cause.attempt->failure));
   e.AddEvidence(j, e.cause.attempt->asked_before, Role::kContext, others + " had come to " + e.Cycle() + " and waited for it");
   e.AddEvidence(j, e.cause.attempt->arrived, Role::kCause, "joined " + e.Cycle());
@@ -207,26 +207,27 @@ static void ExplainCameLate(Explanation& e) {
 void ExplainNeverArrived(Explanation& e) {
   e.verdict.phase = ArrivalOf(e.cause.attempt->kind);
   e.verdict.code = Code::kTimeout;
-  if (e.cause.attempt->asked_before && e.cause.witness->session() == e.cause.session) return ExplainCameLate(e);
+  if (e.cause.attempt->asked_before && e.cause.witness.journal->session() == e.cause.session) return ExplainCameLate(e);
   const std::string missing = e.NamesOfAll();
   std::vector<SessionId> waiting = AddWaiting(e);
-  if (e.cause.shown != nullptr) {  // also of those whose journals were not given
+  if (e.cause.record.shown != nullptr) {  // also of those whose journals were not given
     std::set<SessionId> known(waiting.begin(), waiting.end());
-    for (const SeatShown& seat : e.cause.shown->seats)
+    for (const SeatShown& seat : e.cause.record.shown->seats)
       if (seat.vote == agreement::Vote::kYes && e.roster.Find(seat.session) == nullptr && known.insert(seat.session).second)
         waiting.push_back(seat.session);
   }
   if (waiting.empty()) {  // only the missing rank's own journal tells of them
     waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
-    e.AddEvidence(*e.cause.witness, e.cause.attempt->arrived, Role::kContext,
+    e.AddEvidence(*e.cause.witness.journal, e.cause.attempt->arrived, Role::kContext,
                   e.names.Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
   }
   e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.names.Names(waiting)),
                     !e.cause.live         ? "waited"
                     : waiting.size() == 1 ? "has been waiting"
                                           : "have been waiting",
-                    DurationText(e.cause.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
-  if (!e.cause.message.empty()) e.Say((waiting.size() == 1 ? "It was told: " : "They were told: ") + Sentence(e.cause.message));
+                    DurationText(e.cause.wait.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
+  if (!e.cause.record.message.empty())
+    e.Say((waiting.size() == 1 ? "It was told: " : "They were told: ") + Sentence(e.cause.record.message));
   constexpr std::size_t kToldMost = 4;  // the others are named
   const std::vector<SessionId> absent = e.Named();
   std::size_t told = 0, late = 0;
@@ -248,15 +249,20 @@ void ExplainNeverArrived(Explanation& e) {
   e.Say(timeouts);
   e.verdict.remedy.timeouts_differ = !timeouts.empty();
   e.RecommendForStopped();
-  if (e.cause.journal != nullptr) return;
-  if (!e.verdict.seq) e.verdict.seq = e.cause.witness_seq;
+  if (e.story != nullptr) return;
+  if (!e.verdict.seq) e.verdict.seq = e.cause.record.seq;
   e.verdict.notes.push_back("what the missing rank did is not known: its journal was not given");
+}
+
+// Sessions that share memory must be of one group (AMEM_GROUPID).
+static bool OfOtherGroup(const CandidateCause& cause) {
+  return std::holds_alternative<CandidateCause::OtherGroup>(cause.detail);
 }
 
 // What kept a pause or resume from beginning, by the code of its failure.
 static void RecommendForRefusal(Explanation& e) {
-  const SessionStory& j = *e.cause.witness;
-  if (e.cause.groups_differ) {
+  const SessionStory& j = *e.cause.witness.journal;
+  if (OfOtherGroup(e.cause)) {
     e.Recommend(Action::kOneGroup);
     e.verdict.remedy.process = e.NamesOfAll();
     return;
@@ -266,7 +272,7 @@ static void RecommendForRefusal(Explanation& e) {
     return other != nullptr && (other->who().amem_version != j.who().amem_version || other->who().layout != j.who().layout ||
                                 other->who().content != j.who().content);
   });
-  switch (e.cause.code) {
+  switch (e.cause.record.code) {
     case Code::kTimeout:
       e.Recommend(e.cause.session != j.session() ? Action::kCallOnEveryRank : Action::kFollowRefusal);
       e.verdict.remedy.process = e.NamesOfAll();
@@ -285,7 +291,7 @@ static void RecommendForRefusal(Explanation& e) {
       return e.Recommend(Action::kRepairJournal);
     case Code::kRefused:
     case Code::kOk:
-      return e.Recommend(other_settings && e.cause.message.empty() ? Action::kSameSettings : Action::kFollowRefusal);
+      return e.Recommend(other_settings && e.cause.record.message.empty() ? Action::kSameSettings : Action::kFollowRefusal);
     default:
       return e.Recommend(Action::kFollowRefusal);
   }
@@ -295,27 +301,29 @@ void ExplainRefused(Explanation& e) {
   const std::string cycle = Capitalized(e.Cycle());
   const Moment at = e.cause.attempt->ended ? e.cause.attempt->ended : e.cause.attempt->arrived;
   e.verdict.headline = cycle + " could not begin";
-  if (e.cause.code == Code::kTimeout && e.cause.session != e.cause.witness->session())
+  if (e.cause.record.code == Code::kTimeout && e.cause.session != e.cause.witness.journal->session())
     e.verdict.headline += " without " + e.NamesOfAll();
-  if (e.cause.groups_differ)
+  if (OfOtherGroup(e.cause))
     e.verdict.headline += fmt::format(": {} {} of another group", e.NamesOfAll(), e.cause.together.empty() ? "is" : "are");
-  e.verdict.code = e.cause.code;
-  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.names.Name(e.cause.witness->session()),
-                    WallText(e.Wall(*e.cause.witness, at)), DurationText(e.cause.waited_ns), EventText(e.cause.witness_seq)));
-  if (!e.cause.message.empty()) e.Say(Sentence(e.cause.message));
-  if (e.cause.code == Code::kTimeout && !e.cause.attempt->culprits.empty() && e.cause.session == e.cause.witness->session()) {
+  e.verdict.code = e.cause.record.code;
+  e.Say(fmt::format("{} could not begin on {}, at {} after {}{}.", cycle, e.names.Name(e.cause.witness.journal->session()),
+                    WallText(e.Wall(*e.cause.witness.journal, at)), DurationText(e.cause.wait.waited_ns),
+                    EventText(e.cause.record.seq)));
+  if (!e.cause.record.message.empty()) e.Say(Sentence(e.cause.record.message));
+  if (e.cause.record.code == Code::kTimeout && !e.cause.attempt->culprits.empty() &&
+      e.cause.session == e.cause.witness.journal->session()) {
     std::vector<SessionId> others;
     for (const CycleMember& who : e.cause.attempt->culprits) others.push_back(who.session);
     e.Say(fmt::format("{} had come to it, too, and had given up by then; AMEM_TIMEOUT_MS may be shorter there.",
                       Capitalized(e.names.Names(others))));
   }
-  for (const SessionId session : e.cause.groups_differ ? e.Named() : std::vector<SessionId>{}) {
+  for (const SessionId session : OfOtherGroup(e.cause) ? e.Named() : std::vector<SessionId>{}) {
     if (const SessionStory* j = e.roster.Find(session))
       e.Say(fmt::format("{} is of group {}.", Capitalized(e.names.ShortName(session)), j->who().group));
   }
-  e.verdict.seq = e.cause.witness_seq;
-  e.AddEvidence(*e.cause.witness, at, Role::kCause,
-                e.Cycle() + " could not begin" + (e.cause.message.empty() ? "" : ": " + e.cause.message));
+  e.verdict.seq = e.cause.record.seq;
+  e.AddEvidence(*e.cause.witness.journal, at, Role::kCause,
+                e.Cycle() + " could not begin" + (e.cause.record.message.empty() ? "" : ": " + e.cause.record.message));
   RecommendForRefusal(e);
 }
 
@@ -336,14 +344,14 @@ static void SayTagsBehind(Explanation& e, const SessionStory& j) {
 // Those that wait for a session say so; a pause or resume of a pool waits for no other one: the process itself does not finish
 // it.
 void ExplainStalled(Explanation& e) {
-  const SessionStory *j = e.cause.journal, *witness = e.cause.witness;
+  const SessionStory *j = e.story, *witness = e.cause.witness.journal;
   const std::string tag = e.cause.attempt != nullptr ? e.cause.attempt->tag : "";
   const bool of_pool = !tag.empty();
   const Progress progress = j != nullptr ? ProgressOf(*j, tag) : Progress{};
   Verdict& v = e.verdict;
   v.code = Code::kTimeout;
   v.phase = progress.phase;
-  if (!v.phase && e.cause.shown != nullptr) v.phase = PhaseOf(e.cause.shown->kind, e.cause.shown->ballot);
+  if (!v.phase && e.cause.record.shown != nullptr) v.phase = PhaseOf(e.cause.record.shown->kind, e.cause.record.shown->ballot);
   if (!v.phase && witness != nullptr && witness->Last().decided) v.phase = witness->Last().decided->phase;
   if (progress.step()) e.TakeStep(*j, *progress.step());
   const std::string who = e.cause.together.empty() ? v.process : e.NamesOfAll();
@@ -362,18 +370,18 @@ void ExplainStalled(Explanation& e) {
   }
   if (j == nullptr) {
     e.Say("What it does is not known: its journal was not given.");
-    v.seq = e.cause.witness_seq;
+    v.seq = e.cause.record.seq;
   } else {
     e.AddBeginning(*j);
     of_pool || j->OpenAttempt() != nullptr ? TellStuck(e, *j, progress) : TellLate(e, *j);
   }
   if (of_pool && e.cause.attempt->kind == CycleKind::kResume) SayTagsBehind(e, *j);
-  if (!e.cause.message.empty()) e.Say("The others were told: " + Sentence(e.cause.message));
+  if (!e.cause.record.message.empty()) e.Say("The others were told: " + Sentence(e.cause.record.message));
   e.SaySight(e.cause.session);
   if (j != nullptr) SayThreads(e, *j);
   e.Recommend(Action::kExamineProcess);
   e.verdict.remedy.process = e.NamesOfAll();
-  if (e.verdict.remedy.pid == 0 && e.cause.seen != nullptr) e.verdict.remedy.pid = e.cause.seen->pid;
+  if (e.verdict.remedy.pid == 0 && e.cause.sight.seen != nullptr) e.verdict.remedy.pid = e.cause.sight.seen->pid;
   e.RecommendForStopped();
 }
 

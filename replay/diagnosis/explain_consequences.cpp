@@ -103,9 +103,8 @@ void SaySurvivors(Explanation& e) {
 
 void ExplainConsequences(Explanation& e) {
   const Attempt& own = *e.cause.attempt;
-  if (e.cause.journal != nullptr && own.end == Attempt::End::kFailed)
-    e.AddEvidence(*e.cause.journal, own.ended, Role::kConsequence,
-                  e.Cycle() + " failed" + (own.undone ? ", undone" : ", NOT undone"));
+  if (e.story != nullptr && own.end == Attempt::End::kFailed)
+    e.AddEvidence(*e.story, own.ended, Role::kConsequence, e.Cycle() + " failed" + (own.undone ? ", undone" : ", NOT undone"));
   const Others others = AddOthers(e);
   const auto say = [&e](const std::vector<SessionId>& sessions, std::string_view one, std::string_view many = {}) {
     const bool as_one = sessions.size() == 1 || many.empty();
@@ -114,13 +113,13 @@ void ExplainConsequences(Explanation& e) {
   say(others.gave_up, "gave up because of it and undid what was done");
   say(others.undoing, "gave up because of it and did not come to the end of the undo");
   std::vector<SessionId> undoing = others.undoing;
-  if (e.cause.journal != nullptr && own.open()) undoing.push_back(e.cause.journal->session());
+  if (e.story != nullptr && own.open()) undoing.push_back(e.story->session());
   const auto ended = [&](SessionId session) { return IsOver(*e.roster.Find(session)); };
   if (!undoing.empty() && e.verdict.remedy.outlook == Outlook::kCallAgain)
     e.verdict.remedy.outlook = std::ranges::any_of(undoing, ended) ? Outlook::kUnsaid : Outlook::kUndoing;
   say(others.half_way, "gave up because of it and could not undo everything: it is neither running nor paused",
       "gave up because of it and could not undo everything: they are neither running nor paused");
-  const bool own_half_way = e.cause.journal != nullptr && own.end == Attempt::End::kFailed && !own.undone;
+  const bool own_half_way = e.story != nullptr && own.end == Attempt::End::kFailed && !own.undone;
   if (!others.half_way.empty() || own_half_way) RecommendForHalfWay(e);
   say(others.waiting, "waits for it", "wait for it");
   if (others.left_out != 0)

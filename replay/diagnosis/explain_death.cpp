@@ -16,7 +16,7 @@ std::uint64_t TimeOfLoss(const SessionStory& witness, SessionId lost) {
 }
 
 void TellEnd(Explanation& e, const std::string& when) {
-  const SessionStory& journal = *e.cause.journal;
+  const SessionStory& journal = *e.story;
   const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal, e.cause.attempt->tag) : Progress{};
   e.verdict.seq = journal.last.seq;
   e.verdict.phase = progress.phase;
@@ -30,12 +30,12 @@ void TellEnd(Explanation& e, const std::string& when) {
   if (progress.phase)
     e.Say(fmt::format("It was in phase \"{}\"{}: {}", ToText(*progress.phase), progress.undoing ? " of the undo" : "",
                       e.ProgressText(journal, progress)));
-  if (e.cause.witness != nullptr) {
-    e.Say(fmt::format("{} noticed its end at {}{}{}.", Capitalized(e.names.ShortName(e.cause.witness->session())),
-                      WallText(e.cause.wall_ns), EventText(e.cause.witness_seq),
+  if (e.cause.witness.journal != nullptr) {
+    e.Say(fmt::format("{} noticed its end at {}{}{}.", Capitalized(e.names.ShortName(e.cause.witness.journal->session())),
+                      WallText(e.cause.wall_ns), EventText(e.cause.record.seq),
                       journal.dying ? "; the process was still being taken down when its journal was read" : ""));
   }
-  if (e.cause.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.exit_code)));
+  if (e.cause.sight.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.sight.exit_code)));
   if (!e.cause.together.empty())
     e.Say(fmt::format("At the same time {} ended without closing {} journal, too.", e.names.Names(e.cause.together),
                       e.cause.together.size() == 1 ? "its" : "their"));
@@ -48,9 +48,9 @@ void TellEnd(Explanation& e, const std::string& when) {
   e.AddEvidence(
       journal, {{}, journal.last.time_ns}, Role::kCause,
       fmt::format("the journal ends here with event {}: the process is dead, and did not close it", journal.last.seq.value));
-  if (e.cause.witness == nullptr) return;
-  e.AddEvidence(*e.cause.witness, {e.cause.witness_seq, TimeOfLoss(*e.cause.witness, e.cause.session)}, Role::kConsequence,
-                "lost " + e.names.Name(e.cause.session));
+  if (e.cause.witness.journal == nullptr) return;
+  e.AddEvidence(*e.cause.witness.journal, {e.cause.record.seq, TimeOfLoss(*e.cause.witness.journal, e.cause.session)},
+                Role::kConsequence, "lost " + e.names.Name(e.cause.session));
 }
 
 }  // namespace
@@ -58,7 +58,7 @@ void TellEnd(Explanation& e, const std::string& when) {
 void ExplainDied(Explanation& e) {
   const Attempt* attempt = e.cause.attempt;
   TellEnd(e, attempt != nullptr ? "in the middle of " + e.Cycle()
-                                : fmt::format("while it was {}", ToText(e.cause.journal->findings.state.lifecycle)));
+                                : fmt::format("while it was {}", ToText(e.story->findings.state.lifecycle)));
   const bool pausing = attempt != nullptr && attempt->kind == CycleKind::kPause;
   const bool of_pool = attempt != nullptr && !attempt->tag.empty();
   if (of_pool) e.Say("Other processes did not need that memory; its contents are gone with this one.");
@@ -67,7 +67,7 @@ void ExplainDied(Explanation& e) {
 }
 
 void ExplainLeft(Explanation& e) {
-  const SessionStory& journal = *e.cause.journal;
+  const SessionStory& journal = *e.story;
   const SessionStory::Closing& closing = *journal.closed;
   const bool half = closing.in_attempt || (closing.before != Lifecycle::kRunning && closing.before != Lifecycle::kNew);
   const std::string when = closing.in_attempt && e.cause.attempt != nullptr
@@ -88,7 +88,7 @@ void ExplainLeft(Explanation& e) {
 }
 
 void ExplainLaunchRefused(Explanation& e) {
-  const SessionStory& journal = *e.cause.journal;
+  const SessionStory& journal = *e.story;
   const auto& [refused, at] = *journal.refused;
   e.verdict.seq = at.seq;
   e.verdict.headline = fmt::format("{} used NCCL while it was paused", Capitalized(e.NamesOfAll()));
@@ -103,11 +103,11 @@ void ExplainLaunchRefused(Explanation& e) {
 
 // Only others tell of it: its own journal was not given, or does not say.
 void ExplainReported(Explanation& e) {
-  const SessionStory& witness = *e.cause.witness;
+  const SessionStory& witness = *e.cause.witness.journal;
   Verdict& v = e.verdict;
-  v.code = e.cause.code;
-  v.driver_result = e.cause.driver_result;
-  v.seq = e.cause.witness_seq;
+  v.code = e.cause.record.code;
+  v.driver_result = e.cause.record.driver_result;
+  v.seq = e.cause.record.seq;
   const std::string name = Capitalized(e.NamesOfAll()), told = e.names.ShortName(witness.session());
   const bool ended = IsEnd(e.cause.kind);
   const std::string when = e.cause.attempt != nullptr            ? "in the middle of " + e.Cycle()
@@ -115,9 +115,9 @@ void ExplainReported(Explanation& e) {
                            : WasPausedAt(e.roster, witness, e.cause.wall_ns)
                                ? fmt::format("while {} was paused", told)
                                : fmt::format("while {} was {}", told, ToText(witness.findings.state.lifecycle));
-  Moment at{e.cause.witness_seq, ended ? TimeOfLoss(witness, e.cause.session) : 0};
+  Moment at{e.cause.record.seq, ended ? TimeOfLoss(witness, e.cause.session) : 0};
   if (!ended && e.cause.attempt != nullptr && e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
-  if (!ended && e.cause.shown != nullptr) v.phase = PhaseOf(e.cause.shown->kind, e.cause.shown->ballot);
+  if (!ended && e.cause.record.shown != nullptr) v.phase = PhaseOf(e.cause.record.shown->kind, e.cause.record.shown->ballot);
   if (at.time_ns == 0 && witness.Last().decided) {  // it was told of it
     v.phase = witness.Last().decided->phase;
     at.time_ns = witness.Last().decided->at.time_ns;
@@ -125,16 +125,17 @@ void ExplainReported(Explanation& e) {
   if (ended) {
     v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "left" : "died", when);
     e.Say(fmt::format("{} noticed at {}{} that {} had ended, {}.", Capitalized(told), WallText(e.cause.wall_ns),
-                      EventText(e.cause.witness_seq), v.process, when));
-    if (e.cause.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.exit_code)));
+                      EventText(e.cause.record.seq), v.process, when));
+    if (e.cause.sight.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.sight.exit_code)));
   } else {
     v.headline = fmt::format("{} failed on {}{}", Capitalized(e.Cycle()), e.NamesOfAll(),
-                             e.cause.code == Code::kOk ? "" : fmt::format(": {}", ToText(e.cause.code)));
+                             e.cause.record.code == Code::kOk ? "" : fmt::format(": {}", ToText(e.cause.record.code)));
     e.Say(fmt::format("{}{} on {}{}.", e.CycleOfAll(), e.HowItEnded(), v.process,
                       v.phase ? fmt::format(", in phase \"{}\"", ToText(*v.phase)) : ""));
   }
-  if (!e.cause.message.empty()) e.Say(fmt::format("{} was told: {}", Capitalized(told), Sentence(e.cause.message)));
-  e.AddEvidence(witness, at, Role::kCause, ended ? "lost " + v.process : "was told: " + e.cause.message);
+  if (!e.cause.record.message.empty())
+    e.Say(fmt::format("{} was told: {}", Capitalized(told), Sentence(e.cause.record.message)));
+  e.AddEvidence(witness, at, Role::kCause, ended ? "lost " + v.process : "was told: " + e.cause.record.message);
   e.SaySight(e.cause.session);
   if (ended) {
     const bool left = e.cause.kind == VerdictKind::kLeft;
@@ -145,12 +146,11 @@ void ExplainReported(Explanation& e) {
                 paused ? Remedy::Outlook::kOthersMissMemory : Remedy::Outlook::kUnsaid);
   } else {
     const bool contents = v.phase && (*v.phase == PhaseKind::kPauseArrive || *v.phase == PhaseKind::kPauseSave);
-    e.Recommend(ActionForFailure(e.cause.code, e.cause.driver_result, contents ? std::optional(StepKind::kScan) : std::nullopt,
-                                 Remedy::Action::kFollowVote));
+    e.Recommend(ActionForFailure(e.cause.record.code, e.cause.record.driver_result,
+                                 contents ? std::optional(StepKind::kScan) : std::nullopt, Remedy::Action::kFollowVote));
   }
-  v.notes.push_back(e.cause.journal == nullptr
-                        ? "the journal of " + v.process + " was not given; this is what others recorded"
-                        : "the journal of " + v.process + " does not say why; this is what others recorded");
+  v.notes.push_back(e.story == nullptr ? "the journal of " + v.process + " was not given; this is what others recorded"
+                                       : "the journal of " + v.process + " does not say why; this is what others recorded");
 }
 
 void ExplainEnded(Explanation& e) {

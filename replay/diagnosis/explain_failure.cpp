@@ -20,7 +20,7 @@ std::string HoldersText(const Explanation& e, const Attempt::Failure& failure) {
   std::vector<std::string> parts;
   for (const MemoryHolder& holder : failure.holders) {
     const auto of_job = std::ranges::find_if(e.roster.journals(), [&](const SessionStory& j) {
-      return j.who().pid == holder.pid && j.who().host == e.cause.journal->who().host;
+      return j.who().pid == holder.pid && j.who().host == e.story->who().host;
     });
     const std::string program = holder.name.empty() ? "" : fmt::format(" ({})", holder.name);
     const std::string who =
@@ -39,7 +39,7 @@ void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
   Remedy& remedy = e.verdict.remedy;
   remedy.device = failure.step.device;
   remedy.bytes = std::max(failure.still_missing, failure.step.bytes);
-  remedy.gpu = GpuOf(e.cause.journal->who(), failure.step.device.value);
+  remedy.gpu = GpuOf(e.story->who(), failure.step.device.value);
   remedy.holders = HoldersText(e, failure);
 }
 
@@ -51,7 +51,7 @@ void SayWhere(Explanation& e, PhaseKind phase, SequenceNumber seq, const std::st
 
 // Says all about a failed step but what to do.
 void TellStep(Explanation& e, const Attempt::Failure& failure) {
-  const SessionStory& journal = *e.cause.journal;
+  const SessionStory& journal = *e.story;
   Verdict& v = e.verdict;
   v.phase = failure.phase;
   v.code = failure.code;
@@ -94,16 +94,16 @@ void TellVote(Explanation& e, const Attempt::Decision& decision) {
   e.verdict.headline = fmt::format("{} failed on {} in phase \"{}\"", Capitalized(e.Cycle()),
                                    e.names.ShortName(e.cause.session), ToText(decision.phase));
   SayWhere(e, decision.phase, decision.at.seq, decision.message);
-  e.AddBeginning(*e.cause.journal);
-  e.AddEvidence(*e.cause.journal, decision.at, Role::kCause, decision.message);
+  e.AddBeginning(*e.story);
+  e.AddEvidence(*e.story, decision.at, Role::kCause, decision.message);
 }
 
 void TellDisagreement(Explanation& e, std::string headline) {
-  e.verdict.seq = e.cause.witness_seq;
+  e.verdict.seq = e.cause.record.seq;
   e.verdict.headline = std::move(headline);
-  e.Say(e.verdict.headline + EventText(e.cause.witness_seq) + ".");
-  e.Say(Sentence(e.cause.message));
-  e.AddEvidence(*e.cause.journal, {e.cause.witness_seq, 0}, Role::kCause, e.cause.message);
+  e.Say(e.verdict.headline + EventText(e.cause.record.seq) + ".");
+  e.Say(Sentence(e.cause.record.message));
+  e.AddEvidence(*e.story, {e.cause.record.seq, 0}, Role::kCause, e.cause.record.message);
   e.Recommend(Action::kReportJournals);
 }
 
@@ -112,16 +112,16 @@ void TellDisagreement(Explanation& e, std::string headline) {
 // A pause or resume of a pool that failed without a step's failing, for lack of host memory as a rule.
 static void ExplainFailedPool(Explanation& e) {
   const Attempt& attempt = *e.cause.attempt;
-  e.verdict.code = e.cause.code;
+  e.verdict.code = e.cause.record.code;
   e.verdict.seq = attempt.ended.seq;
-  e.verdict.headline = fmt::format("{} failed on {}: {}", Capitalized(e.Cycle()), e.NamesOfAll(), ToText(e.cause.code));
+  e.verdict.headline = fmt::format("{} failed on {}: {}", Capitalized(e.Cycle()), e.NamesOfAll(), ToText(e.cause.record.code));
   e.Say(Sentence(fmt::format("{} failed at {} on {}{}: {}", e.CycleOfAll(), WallText(e.cause.wall_ns), e.verdict.process,
                              EventText(attempt.ended.seq), attempt.failure)));
-  e.AddBeginning(*e.cause.journal);
-  e.AddEvidence(*e.cause.journal, attempt.ended, Role::kCause, "failed: " + attempt.failure);
-  const bool saves = attempt.kind == CycleKind::kPause && e.cause.code == Code::kOutOfMemory;
+  e.AddBeginning(*e.story);
+  e.AddEvidence(*e.story, attempt.ended, Role::kCause, "failed: " + attempt.failure);
+  const bool saves = attempt.kind == CycleKind::kPause && e.cause.record.code == Code::kOutOfMemory;
   const auto step = saves ? std::optional(StepKind::kScan) : std::nullopt;
-  e.Recommend(ActionForFailure(e.cause.code, 0, step, Action::kReadMessage), Outlook::kCallAgain);
+  e.Recommend(ActionForFailure(e.cause.record.code, 0, step, Action::kReadMessage), Outlook::kCallAgain);
 }
 
 void ExplainFailedStep(Explanation& e) {
@@ -134,10 +134,10 @@ void ExplainFailedStep(Explanation& e) {
   } else {
     const Attempt::Decision& vote = attempt.failed_vote ? *attempt.failed_vote : *attempt.decided;
     TellVote(e, vote);
-    const Code code = e.cause.code;
+    const Code code = e.cause.record.code;
     e.verdict.code = code;
-    e.verdict.driver_result = e.cause.driver_result;
-    e.Recommend(ActionForFailure(code, e.cause.driver_result, std::nullopt, Action::kFollowVote));
+    e.verdict.driver_result = e.cause.record.driver_result;
+    e.Recommend(ActionForFailure(code, e.cause.record.driver_result, std::nullopt, Action::kFollowVote));
   }
 }
 
@@ -188,25 +188,26 @@ void ExplainReferences(Explanation& e) {
     TellStep(e, *attempt->failed_step);
   } else {
     TellVote(e, *attempt->decided);
-    e.verdict.allocation = e.cause.allocation;
-    e.Say(fmt::format("It holds {}, and the owner's journal does not know that reference.",
-                      e.AllocationText(*e.cause.journal, e.cause.allocation)));
+    const AllocationId unknown = DetailOf<CandidateCause::UnknownReference>(e.cause).allocation;
+    e.verdict.allocation = unknown;
+    e.Say(
+        fmt::format("It holds {}, and the owner's journal does not know that reference.", e.AllocationText(*e.story, unknown)));
   }
   e.Recommend(Action::kReportReference);
 }
 
 void ExplainBroken(Explanation& e) {
-  const SessionStory& j = *e.cause.journal;
+  const SessionStory& j = *e.story;
   e.verdict.code = Code::kBroken;
   e.verdict.seq = j.broken_at ? j.broken_at->seq : j.last.seq;
   e.verdict.headline = fmt::format("The session of {} is broken, and its pauses are refused: {}",
-                                   e.names.ShortName(e.cause.session), e.cause.message);
+                                   e.names.ShortName(e.cause.session), e.cause.record.message);
   e.Say(
       fmt::format("The session of {} has been broken since {}{}: from then on its journal is incomplete, and every pause is "
                   "refused.",
                   e.verdict.process, WallText(e.cause.wall_ns), EventText(e.verdict.seq)));
-  e.Say("The reason: " + Sentence(e.cause.message));
-  e.AddEvidence(j, j.broken_at ? *j.broken_at : Moment{{}, j.last.time_ns}, Role::kCause, "broken: " + e.cause.message);
+  e.Say("The reason: " + Sentence(e.cause.record.message));
+  e.AddEvidence(j, j.broken_at ? *j.broken_at : Moment{{}, j.last.time_ns}, Role::kCause, "broken: " + e.cause.record.message);
   for (const SessionStory& other : e.roster.journals()) {
     if (other.Last().end != Attempt::End::kFailed) continue;
     const Attempt& attempt = other.Last();
@@ -216,17 +217,18 @@ void ExplainBroken(Explanation& e) {
 }
 
 void ExplainHalfDone(Explanation& e) {
-  e.verdict.code = e.cause.code;
+  e.verdict.code = e.cause.record.code;
   e.verdict.seq = e.cause.attempt->ended.seq;
   e.verdict.headline =
       fmt::format("{} failed on {} and could not be undone", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
   e.Say(fmt::format("{} at {}{}.", e.verdict.headline, WallText(e.cause.wall_ns), EventText(e.verdict.seq)));
-  e.Say(Sentence(e.cause.message));
-  e.AddEvidence(*e.cause.journal, e.cause.attempt->ended, Role::kCause, e.cause.message);
+  e.Say(Sentence(e.cause.record.message));
+  e.AddEvidence(*e.story, e.cause.attempt->ended, Role::kCause, e.cause.record.message);
   e.Recommend(Action::kResumeAgain);
 }
 
 void ExplainNotUnderAmem(Explanation& e) {
+  const std::vector<std::int32_t> without = DetailOf<CandidateCause::RanksWithoutSession>(e.cause).ranks;
   std::vector<SessionId> tried;
   std::int32_t ranks = 0;
   for (const SessionStory& j : e.roster.journals()) {
@@ -238,9 +240,9 @@ void ExplainNotUnderAmem(Explanation& e) {
       if (one.failed) e.AddEvidence(j, one.failed, Role::kConsequence, "NCCL gave it up");
     }
   }
-  const bool several = e.cause.without_session.size() > 1;
-  const std::string missing = fmt::format("{} {}", several ? "ranks" : "rank", Listed(InRanges(e.cause.without_session)));
-  e.verdict.rank = e.cause.without_session.front();
+  const bool several = without.size() > 1;
+  const std::string missing = fmt::format("{} {}", several ? "ranks" : "rank", Listed(InRanges(without)));
+  e.verdict.rank = without.front();
   e.verdict.process = missing;
   e.verdict.headline = fmt::format("NCCL could not make a communicator of {} ranks, and {} {} no session of AMem here", ranks,
                                    missing, several ? "have" : "has");

@@ -58,10 +58,10 @@ void Explanation::Recommend(Remedy::Action action, Remedy::Outlook outlook) {
   remedy.outlook = outlook;
   remedy.process = names.ShortName(cause.session);
   remedy.caller = Caller();
-  if (action == Remedy::Action::kRepairJournal) remedy.reason = cause.message;
+  if (action == Remedy::Action::kRepairJournal) remedy.reason = cause.record.message;
   if (cause.attempt != nullptr) remedy.cycle = cause.attempt->kind;
   if (cause.attempt != nullptr) remedy.tag = cause.attempt->tag;
-  if (cause.journal != nullptr) remedy.pid = cause.journal->who().pid;
+  if (story != nullptr) remedy.pid = story->who().pid;
 }
 
 Remedy::Caller Explanation::Caller() const {
@@ -97,7 +97,7 @@ void Explanation::SaySight(SessionId session) {
       if (!seen.answer.empty()) text += "; it answered: " + seen.answer;
       if (seen.exit_code >= 0) text += "; " + ExitText(seen.exit_code);
       AddEvidence(witness, at, Evidence::Role::kContext, "saw of " + text);
-      if (&seen == cause.seen && session == cause.session)
+      if (&seen == cause.sight.seen && session == cause.session)
         Say(fmt::format("{} saw of {}.", Capitalized(names.ShortName(witness.session())), text));
     }
   }
@@ -108,13 +108,13 @@ void Explanation::RecommendForStopped() {
   for (const SessionId session : Named()) {
     const SessionStory* j = roster.Find(session);
     const bool now = j != nullptr && j->process_now == "stopped";
-    if (now || (session == cause.session && cause.seen_state == "stopped")) stopped.push_back(session);
+    if (now || (session == cause.session && cause.sight.state == "stopped")) stopped.push_back(session);
   }
   if (stopped.empty()) return;
   verdict.remedy.action = Remedy::Action::kContinueProcess;
   verdict.remedy.process = names.Names(stopped);
   const SessionStory* j = roster.Find(stopped.front());
-  verdict.remedy.pid = j != nullptr ? j->who().pid : cause.seen != nullptr ? cause.seen->pid : 0;
+  verdict.remedy.pid = j != nullptr ? j->who().pid : cause.sight.seen != nullptr ? cause.sight.seen->pid : 0;
 }
 
 std::string ExitText(std::int32_t exit_code) {

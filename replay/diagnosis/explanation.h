@@ -16,6 +16,7 @@ struct Explanation {
   const CandidateCause& cause;
   Verdict& verdict;
   const JobNames& names = roster.names();
+  const SessionStory* story = roster.Find(cause.session);  // null: its journal was not given
 
   [[nodiscard]] std::uint64_t Wall(const SessionStory& journal, const Moment& at) const {
     return roster.Wall(journal, at.time_ns);

@@ -99,11 +99,11 @@ void NeverArrived(CauseSearch& s, const FailedBallot& one) {
   const std::uint64_t from =
       shown.first_ns != 0 ? s.roster.Wall(*one.told_by, shown.first_ns) : s.Wall(*one.told_by, one.attempt->came());
   candidate.wall_ns = std::min(from, one.wall_ns);
-  candidate.waited_ns = one.wall_ns - candidate.wall_ns;
-  candidate.established_ns = std::min(one.wall_ns, from + kPatience_ns);
-  candidate.message = shown.message;
-  candidate.code = Code::kTimeout;
-  candidate.shown = &shown;
+  candidate.wait.waited_ns = one.wall_ns - candidate.wall_ns;
+  candidate.wait.established_ns = std::min(one.wall_ns, from + kPatience_ns);
+  candidate.record.message = shown.message;
+  candidate.record.code = Code::kTimeout;
+  candidate.record.shown = &shown;
 }
 
 // It had come, and did not vote in time.
@@ -112,15 +112,15 @@ void StalledIn(CauseSearch& s, const FailedBallot& one) {
   const SessionId culprit = shown.culprits.front();
   CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, culprit, *one.told_by, one.reading->at);
   candidate.together.assign(shown.culprits.begin() + 1, shown.culprits.end());
-  const SessionStory* journal = candidate.journal;
+  const SessionStory* journal = s.roster.Find(culprit);
   candidate.attempt = journal != nullptr && SameTry(journal->Last(), *one.attempt) ? &journal->Last() : one.attempt;
-  candidate.established_ns = candidate.wall_ns;
+  candidate.wait.established_ns = candidate.wall_ns;
   const std::uint64_t from = shown.first_ns != 0 ? s.roster.Wall(*one.told_by, shown.first_ns) : one.wall_ns;
-  candidate.shown = &shown;
-  if (journal == nullptr) candidate.waited_ns = one.wall_ns - std::min(one.wall_ns, from);
+  candidate.record.shown = &shown;
+  if (journal == nullptr) candidate.wait.waited_ns = one.wall_ns - std::min(one.wall_ns, from);
   candidate.live = journal != nullptr && IsLive(*journal);
-  candidate.message = shown.message;
-  candidate.code = shown.code;
+  candidate.record.message = shown.message;
+  candidate.record.code = shown.code;
 }
 
 // Its own journal tells more, where it is given.
@@ -139,11 +139,11 @@ void VotedNo(CauseSearch& s, const FailedBallot& one) {
   const SeatShown* seat = SeatOf(shown, culprit);
   if (seat != nullptr && seat->voted_ns != 0)  // it may have left before the others read its vote
     candidate.wall_ns = std::min(one.wall_ns, s.roster.Wall(*one.told_by, seat->voted_ns));
-  candidate.shown = &shown;
-  candidate.reported = !of_another && shown.ballot != Ballot::kCome;
-  candidate.message = shown.message;
-  candidate.code = shown.code;
-  candidate.driver_result = shown.driver_result;
+  candidate.record.shown = &shown;
+  candidate.witness.alone = !of_another && shown.ballot != Ballot::kCome;
+  candidate.record.message = shown.message;
+  candidate.record.code = shown.code;
+  candidate.record.driver_result = shown.driver_result;
   candidate.live = journal != nullptr && IsLive(*journal);
 }
 
@@ -160,9 +160,9 @@ void Superseded(CauseSearch& s, const SessionStory& j) {
   for (const Dated<BallotShown>& reading : j.Last().ballots) {
     if (reading.event.cause != Cause::kSuperseded) continue;
     CandidateCause& candidate = s.Add(Weight::kConsequence, VerdictKind::kStalled, j, reading.at);
-    candidate.message = reading.event.message;
-    candidate.code = Code::kTimeout;
-    candidate.shown = &reading.event;
+    candidate.record.message = reading.event.message;
+    candidate.record.code = Code::kTimeout;
+    candidate.record.shown = &reading.event;
     return;
   }
 }
@@ -280,11 +280,11 @@ void WaitsForOthersToCome(CauseSearch& s, const OpenRound& round) {
                                              round.reader->Last().arrived);
   candidate.together.assign(missing.begin() + 1, missing.end());
   candidate.wall_ns = from;
-  candidate.established_ns = long_wait ? from + kPatience_ns : UINT64_MAX;
-  candidate.waited_ns = s.Since(from);
+  candidate.wait.established_ns = long_wait ? from + kPatience_ns : UINT64_MAX;
+  candidate.wait.waited_ns = s.Since(from);
   candidate.live = std::ranges::any_of(round.journals, [](const SessionStory* j) { return IsLive(*j); });
-  candidate.shown = round.newest;
-  candidate.code = Code::kTimeout;
+  candidate.record.shown = round.newest;
+  candidate.record.code = Code::kTimeout;
 }
 
 void WaitsForVotes(CauseSearch& s, const OpenRound& round) {
@@ -296,9 +296,9 @@ void WaitsForVotes(CauseSearch& s, const OpenRound& round) {
     const SessionStory& waits = round.reader != nullptr ? *round.reader : *round.journals.front();
     CandidateCause& candidate = s.AddWitnessed(round.newest != nullptr ? Weight::kAbsence : Weight::kConsequence,
                                                VerdictKind::kStalled, session, waits, s.ProgressOfSession(waits).since);
-    candidate.waited_ns = s.Since(candidate.wall_ns);
+    candidate.wait.waited_ns = s.Since(candidate.wall_ns);
     candidate.live = IsLive(waits);
-    candidate.shown = round.newest;
+    candidate.record.shown = round.newest;
   }
 }
 

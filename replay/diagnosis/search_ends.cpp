@@ -123,10 +123,9 @@ void Death(CauseSearch& s, const SessionStory& j) {
   CandidateCause& candidate =
       s.Add(matters ? Weight::kCause : Weight::kEnd, needed ? VerdictKind::kDied : VerdictKind::kEnded, j, j.last);
   candidate.live = false;
-  candidate.witness = end.witness;
-  candidate.witness_seq = end.witness_seq;
+  candidate.witness.journal = end.witness;
+  candidate.record.seq = end.witness_seq;
   candidate.wall_ns = end.wall_ns;
-  candidate.exit_code = s.SeenExitCode(j.session());
   if (!in_cycle) candidate.attempt = of_pool;
 }
 
@@ -151,7 +150,6 @@ void Leaving(CauseSearch& s, const SessionStory& j) {
                                     VerdictKind::kLeft, j, j.closed->at);
   candidate.live = false;
   candidate.wall_ns = std::min(candidate.wall_ns, MissedSince(s, j));
-  candidate.exit_code = j.closed->event.exit_code;
   if (!j.closed->in_attempt) candidate.attempt = nullptr;
 }
 
@@ -187,9 +185,8 @@ void EndsOfAbsent(CauseSearch& s) {
                                                session, witness, {end.witness_seq});
     candidate.wall_ns = end.wall_ns;
     candidate.attempt = failed ? during : nullptr;
-    candidate.reported = true;
-    candidate.exit_code = s.SeenExitCode(session);
-    if (failed && during->decided && during->decided->culprit == session) candidate.message = during->decided->message;
+    candidate.witness.alone = true;
+    if (failed && during->decided && during->decided->culprit == session) candidate.record.message = during->decided->message;
   }
 }
 

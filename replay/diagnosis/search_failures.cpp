@@ -28,8 +28,8 @@ void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& dec
   if (code == Code::kTimeout && !attempt.failed_vote && attempt.on_board) return;  // see Ballots
   if (code == Code::kTimeout && !attempt.failed_vote) {                            // it came too late itself
     CandidateCause& late = s.Add(Weight::kAbsence, VerdictKind::kStalled, j, decision.at);
-    late.established_ns = late.wall_ns;
-    late.message = decision.message;
+    late.wait.established_ns = late.wall_ns;
+    late.record.message = decision.message;
     return;
   }
   const auto unknown =
@@ -39,10 +39,10 @@ void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& dec
   const bool by_itself = owner_denies || (code != Code::kOk && !BlamesAnother(code));
   CandidateCause& candidate = s.Add(by_itself ? Weight::kCause : Weight::kConsequence,
                                     owner_denies ? VerdictKind::kReferences : KindOfCode(code), j, vote.at);
-  candidate.code = code;
-  candidate.driver_result = decision.driver_result;
-  candidate.message = vote.message;
-  if (owner_denies) candidate.allocation = unknown->second;
+  candidate.record.code = code;
+  candidate.record.driver_result = decision.driver_result;
+  candidate.record.message = vote.message;
+  if (owner_denies) candidate.detail = CandidateCause::UnknownReference{unknown->second};
 }
 
 void VoteOfAnother(CauseSearch& s, const SessionStory& j, const Attempt::Decision& decision) {
@@ -63,13 +63,13 @@ void VoteOfAnother(CauseSearch& s, const SessionStory& j, const Attempt::Decisio
                                                       : KindOfCode(decision.code),
                                              decision.culprit, j, decision.at);
   if (culprit != nullptr && !culprit->attempts.empty()) candidate.attempt = &culprit->attempts.back();
-  candidate.established_ns = candidate.wall_ns;
-  candidate.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.Last()) : 0;
+  candidate.wait.established_ns = candidate.wall_ns;
+  candidate.wait.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.Last()) : 0;
   candidate.live = culprit != nullptr && IsLive(*culprit);
-  candidate.reported = !silent;
-  candidate.message = decision.message;
-  candidate.code = decision.code;
-  candidate.driver_result = decision.driver_result;
+  candidate.witness.alone = !silent;
+  candidate.record.message = decision.message;
+  candidate.record.code = decision.code;
+  candidate.record.driver_result = decision.driver_result;
 }
 
 // Its owner's driver failed when it was to hand out what the step imports.
@@ -81,10 +81,10 @@ void OwnersFailure(CauseSearch& s, const SessionStory& j, const Attempt::Failure
   const SessionStory* owner = s.roster.Find(failure.reported_by);
   if (owner != nullptr && TellsItself(*owner)) return;
   CandidateCause& candidate = s.AddWitnessed(Weight::kCause, KindOfCode(failure.code), failure.reported_by, j, failure.at);
-  candidate.reported = true;
-  candidate.message = failure.message;
-  candidate.code = failure.code;
-  candidate.driver_result = failure.driver_result;
+  candidate.witness.alone = true;
+  candidate.record.message = failure.message;
+  candidate.record.code = failure.code;
+  candidate.record.driver_result = failure.driver_result;
 }
 
 }  // namespace
@@ -121,8 +121,8 @@ void FailedStep(CauseSearch& s, const SessionStory& j) {
   if (owner != nullptr && (owner->attempts.empty() || owner->Last().failed_step)) return;
   CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, VerdictKind::kStalled, failure.remote->owner, j, failure.at);
   if (owner != nullptr) candidate.attempt = &owner->attempts.back();
-  candidate.established_ns = candidate.wall_ns;
-  candidate.message = failure.message;
+  candidate.wait.established_ns = candidate.wall_ns;
+  candidate.record.message = failure.message;
   candidate.live = owner != nullptr && IsLive(*owner);
 }
 
@@ -135,8 +135,8 @@ void FailedVote(CauseSearch& s, const SessionStory& j) {
   } else if (vote && !j.Last().failed_step) {  // it was told nothing of the outcome
     CandidateCause& candidate =
         s.Add(BlamesAnother(vote->code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote->code), j, vote->at);
-    candidate.code = vote->code;
-    candidate.message = vote->message;
+    candidate.record.code = vote->code;
+    candidate.record.message = vote->message;
   }
 }
 
@@ -144,12 +144,12 @@ void Broken(CauseSearch& s, const SessionStory& j) {
   const bool marked = j.findings.info.status == SessionStatus::kBroken;
   if (!marked && j.findings.state.broken.empty()) return;
   CandidateCause& candidate = s.Add(Weight::kCause, VerdictKind::kBroken, j, j.broken_at.value_or(j.last));
-  candidate.message = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
+  candidate.record.message = j.findings.info.broken_reason.empty() ? j.findings.state.broken : j.findings.info.broken_reason;
 }
 
 void Undone(CauseSearch& s, const SessionStory& j) {
   if (j.Last().end != Attempt::End::kFailed || j.Last().undone) return;
-  s.Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.Last().ended).message = j.Last().failure;
+  s.Add(Weight::kConsequence, VerdictKind::kHalfDone, j, j.Last().ended).record.message = j.Last().failure;
 }
 
 // Pauses and resumes of pools, which concern no other session.
@@ -163,8 +163,8 @@ void FailedPools(CauseSearch& s, const SessionStory& j) {
     CandidateCause& candidate = s.Add(weight, by_step || attempt->undone ? KindOfCode(code) : VerdictKind::kHalfDone, j,
                                       by_step ? attempt->failed_step->at : attempt->ended);
     candidate.attempt = attempt;
-    candidate.code = code;
-    candidate.message = attempt->failure;
+    candidate.record.code = code;
+    candidate.record.message = attempt->failure;
   }
   // Of memory that several processes share: those that had not come, or why it could not begin.
   for (const auto& [id, attempts] : j.pools) {
@@ -175,9 +175,9 @@ void FailedPools(CauseSearch& s, const SessionStory& j) {
                                                culprits.empty() ? j.session() : culprits.front().session, j, attempt.ended);
     for (std::size_t i = 1; i < culprits.size(); ++i) candidate.together.push_back(culprits[i].session);
     candidate.attempt = &attempt;
-    candidate.waited_ns = s.Wall(j, attempt.ended) - std::min(s.Wall(j, attempt.ended), s.Wall(j, attempt.came()));
-    candidate.code = attempt.code;
-    candidate.message = attempt.failure;
+    candidate.wait.waited_ns = s.Wall(j, attempt.ended) - std::min(s.Wall(j, attempt.ended), s.Wall(j, attempt.came()));
+    candidate.record.code = attempt.code;
+    candidate.record.message = attempt.failure;
   }
 }
 
@@ -189,7 +189,7 @@ void RefusedLaunch(CauseSearch& s, const SessionStory& j) {
   CandidateCause& candidate =
       s.Add(ended && !failed ? Weight::kCause : Weight::kEnd, VerdictKind::kLaunchRefused, j, j.refused->at);
   candidate.attempt = nullptr;
-  candidate.message = j.refused->event.call;
+  candidate.record.message = j.refused->event.call;
 }
 
 // A communicator that NCCL did not make, although it tried for as long as is known, where some of its ranks have no session: a
@@ -223,7 +223,7 @@ void Unmade(CauseSearch& s) {
       s.Add(Weight::kEnd, VerdictKind::kNotUnderAmem, *first, failed->failed ? failed->failed : failed->at);
   candidate.wall_ns = s.Wall(*first, failed->at);  // before the ends that followed from it
   candidate.attempt = nullptr;
-  candidate.without_session = std::move(without);
+  candidate.detail = CandidateCause::RanksWithoutSession{std::move(without)};
 }
 
 void Disagreements(CauseSearch& s) {
@@ -231,8 +231,8 @@ void Disagreements(CauseSearch& s) {
     const SessionStory* j = s.roster.Find(violation.session);
     if (j == nullptr) return;
     CandidateCause& candidate = s.Add(Weight::kDisagreement, kind, *j, {});
-    candidate.witness_seq = violation.seq;
-    candidate.message = violation.text;
+    candidate.record.seq = violation.seq;
+    candidate.record.message = violation.text;
     candidate.attempt = nullptr;
     candidate.live = false;
   };

@@ -22,16 +22,16 @@ void TooLate(CauseSearch& s, const SessionStory& j, const Attempt& attempt) {
   const std::uint64_t noted = s.Wall(j, attempt.asked_before), from = noted - std::min(noted, kAskedFor_ns);
   CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, VerdictKind::kNeverArrived, j.session(), j, attempt.arrived);
   candidate.attempt = &attempt;
-  candidate.wall_ns = candidate.established_ns = from;
-  candidate.waited_ns = s.Wall(j, attempt.arrived) - std::min(s.Wall(j, attempt.arrived), from);
-  candidate.code = Code::kTimeout;
+  candidate.wall_ns = candidate.wait.established_ns = from;
+  candidate.wait.waited_ns = s.Wall(j, attempt.arrived) - std::min(s.Wall(j, attempt.arrived), from);
+  candidate.record.code = Code::kTimeout;
 }
 
 CandidateCause& Stalled(CauseSearch& s, const SessionStory& j, const Moment& since) {
   CandidateCause& candidate = s.Add(Weight::kAbsence, VerdictKind::kStalled, j, since);
-  candidate.waited_ns = s.Since(candidate.wall_ns);
+  candidate.wait.waited_ns = s.Since(candidate.wall_ns);
   const bool before_the_end = s.torn_down && s.first_end >= candidate.wall_ns + kPatience_ns;
-  if (before_the_end) candidate.established_ns = candidate.wall_ns + kPatience_ns;
+  if (before_the_end) candidate.wait.established_ns = candidate.wall_ns + kPatience_ns;
   return candidate;
 }
 
@@ -49,10 +49,10 @@ void Awaited(CauseSearch& s, const SessionStory& j) {
   candidate.attempt = &attempt;
   candidate.wall_ns = from;
   const std::uint64_t until = std::min(s.first_end, s.job_end);
-  if (until >= from + kPatience_ns) candidate.established_ns = from + kPatience_ns;
-  candidate.waited_ns = until - std::min(until, from);
+  if (until >= from + kPatience_ns) candidate.wait.established_ns = from + kPatience_ns;
+  candidate.wait.waited_ns = until - std::min(until, from);
   candidate.live = IsLive(j);
-  candidate.code = Code::kTimeout;
+  candidate.record.code = Code::kTimeout;
 }
 
 // Pauses and resumes of pools that are open and silent.

@@ -200,7 +200,7 @@ void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
   const Moment& at = &attempt == own.attempt ? shown : attempt.ended;
   const bool waits = own.attempt->open() && IsLive(*own.of);
   for (CandidateCause& known : s.candidates) {  // others may have found it
-    if (known.weight != Weight::kAbsence || known.witness != &j || known.wall_ns != from) continue;
+    if (known.weight != Weight::kAbsence || known.witness.journal != &j || known.wall_ns != from) continue;
     known.live |= waits && known.session != own.of->session();
     return;
   }
@@ -222,13 +222,16 @@ void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
   CandidateCause& candidate = s.AddWitnessed(Weight::kAbsence, kind, blamed.empty() ? j.session() : blamed.front(), j, at);
   candidate.attempt = &attempt;
   candidate.wall_ns = from;
-  candidate.established_ns = timed_out ? std::min(until, from + kPatience_ns) : long_wait ? from + kPatience_ns : UINT64_MAX;
+  candidate.wait.established_ns = timed_out   ? std::min(until, from + kPatience_ns)
+                                  : long_wait ? from + kPatience_ns
+                                              : UINT64_MAX;
   if (!blamed.empty()) candidate.together.assign(blamed.begin() + 1, blamed.end());
-  candidate.waited_ns = until > from ? until - from : 0;
+  candidate.wait.waited_ns = until > from ? until - from : 0;
   candidate.live = waits && (blamed.empty() || blamed.front() != own.of->session());
-  candidate.message = attempt.failure;
-  candidate.code = Code::kTimeout;
-  if (kind == VerdictKind::kStalled && candidate.journal != nullptr) candidate.attempt = &candidate.journal->Last();
+  candidate.record.message = attempt.failure;
+  candidate.record.code = Code::kTimeout;
+  const SessionStory* stalled = kind == VerdictKind::kStalled ? s.roster.Find(candidate.session) : nullptr;
+  if (stalled != nullptr) candidate.attempt = &stalled->Last();
 }
 
 }  // namespace
@@ -247,11 +250,13 @@ void FailedArrival(CauseSearch& s, const SessionStory& j) {
   const SessionId about = !others.empty() ? others.front() : told ? attempt.culprits.front().session : j.session();
   CandidateCause& candidate =
       s.AddWitnessed(lost ? Weight::kConsequence : Weight::kCause, VerdictKind::kRefused, about, j, attempt.ended);
-  candidate.waited_ns = until - std::min(until, came);
-  candidate.message = attempt.failure;
-  candidate.groups_differ = !others.empty();
-  if (candidate.groups_differ) return candidate.together.assign(others.begin() + 1, others.end());
-  candidate.code = attempt.code;
+  candidate.wait.waited_ns = until - std::min(until, came);
+  candidate.record.message = attempt.failure;
+  if (!others.empty()) {
+    candidate.detail = CandidateCause::OtherGroup{};
+    return candidate.together.assign(others.begin() + 1, others.end());
+  }
+  candidate.record.code = attempt.code;
   candidate.live = IsLive(j);
 }
 

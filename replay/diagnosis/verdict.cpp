@@ -23,9 +23,9 @@ constexpr std::array<std::string_view, 3> kRoles = {"context", "cause", "consequ
 constexpr std::array<std::string_view, 5> kWeights = {"cause", "absence", "consequence", "disagreement", "end"};
 
 // "Tag weights is paused there, with its contents kept."
-static std::string StandingOfPool(const CandidateCause& cause, const std::string& tag) {
-  if (cause.journal == nullptr || IsEnd(cause.kind)) return {};
-  const State& state = cause.journal->findings.state;
+static std::string PoolText(const Explanation& e, const std::string& tag) {
+  if (e.story == nullptr || IsEnd(e.cause.kind)) return {};
+  const State& state = e.story->findings.state;
   const Pool* pool = FindIn(state.pools, state.PoolNamed(tag));
   if (pool == nullptr) return {};
   const bool paused = pool->lifecycle == Lifecycle::kPaused;
@@ -40,9 +40,9 @@ void Consider(const Roster& roster, const std::vector<CandidateCause>& candidate
   for (const CandidateCause& c : candidates) {
     if (verdict.causes.size() == Verdict::kCausesMost) break;
     std::optional<SessionId> witness;
-    if (c.witness != nullptr && c.witness->session() != c.session) witness = c.witness->session();
+    if (c.witness.journal != nullptr && c.witness.journal->session() != c.session) witness = c.witness.journal->session();
     verdict.causes.push_back({c.kind, c.session, roster.names().RankOf(c.session), c.wall_ns, witness,
-                              kWeights.at(static_cast<std::size_t>(c.weight)), c.message});
+                              kWeights.at(static_cast<std::size_t>(c.weight)), c.record.message});
   }
 }
 
@@ -61,15 +61,15 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   Explanation explanation{roster, cause, verdict};
   for (const SessionId session : explanation.Named())
     if (const std::int32_t rank = roster.names().RankOf(session); rank >= 0) verdict.ranks.push_back(rank);
-  if (cause.kind == VerdictKind::kNotUnderAmem) verdict.ranks = cause.without_session;
+  if (cause.kind == VerdictKind::kNotUnderAmem) verdict.ranks = DetailOf<CandidateCause::RanksWithoutSession>(cause).ranks;
   std::ranges::sort(verdict.ranks);
-  if (cause.reported) {
+  if (cause.witness.alone) {
     ExplainReported(explanation);
   } else {
     kExplainers.at(static_cast<std::size_t>(cause.kind))(explanation);
   }
   const bool of_pool = !verdict.tag.empty();
-  if (of_pool) explanation.Say(StandingOfPool(cause, verdict.tag));
+  if (of_pool) explanation.Say(PoolText(explanation, verdict.tag));
   if (cause.attempt != nullptr && cause.attempt->begun && !of_pool) ExplainConsequences(explanation);
   if (cause.attempt == nullptr && (cause.kind == VerdictKind::kDied || cause.kind == VerdictKind::kLeft))
     ExplainLaterAttempts(explanation);

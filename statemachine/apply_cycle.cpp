@@ -13,7 +13,7 @@ Status Fold::operator()(const CycleBegun& e) {
   owner->lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
   owner->cycles = std::max(owner->cycles, e.cycle);
   owner->cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
-  if (pause && owner.pool) s_.pools.at(owner.pool).keeps = e.keeps || (half && s_.pools.at(owner.pool).keeps);
+  if (Pool* const pool = FindIn(s_.pools, owner.pool); pool != nullptr && pause) pool->keeps = e.keeps || (half && pool->keeps);
   return {};
 }
 
@@ -83,7 +83,7 @@ Status Fold::End(const Owner& owner, bool paused) {
   owner->lifecycle = paused ? Lifecycle::kPaused : Lifecycle::kRunning;
   paused ? ForgetSavedOfKept(owner.pool) : ForgetSaved(owner.pool);
   if (!paused && !owner.pool) ForgetKeptRegions();
-  if (!paused && owner.pool) s_.pools.at(owner.pool).keeps = false;
+  if (Pool* const pool = FindIn(s_.pools, owner.pool); pool != nullptr && !paused) pool->keeps = false;
   return {};
 }
 

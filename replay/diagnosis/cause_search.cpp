@@ -59,9 +59,9 @@ CauseSearch::CauseSearch(const Roster& job, const JobFindings& found) : roster(j
 
 std::vector<CandidateCause> CauseSearch::Run() {
   for (const SessionStory& j : roster.journals()) {
-    for (LookFor* const look_for : {FailedStep, FailedVote, FailedArrival, LongArrival, Awaited, Waiting, StalledPools, Broken,
-                                    Death, Leaving, RefusedLaunch, Undone, FailedPools})
-      look_for(*this, j);
+    for (SearchOfOne* const search : {FailedStep, FailedVote, FailedArrival, LongArrival, Awaited, Waiting, StalledPools,
+                                      Broken, Death, Leaving, RefusedLaunch, Undone, FailedPools})
+      search(*this, j);
   }
   Ballots(*this);
   EndsOfAbsent(*this);
@@ -122,13 +122,49 @@ void CauseSearch::WitnessAtArrival(const SessionStory& j) {
   for (const SessionId session : roster.SharingWith(j.session(), wall)) {
     const SessionStory* other = roster.Find(session);
     if (other == nullptr || !IsDead(*other) || gave_up(*other) || Wall(*other, other->last) > wall) continue;
-    SessionEnd& end = ends.at(session);
+    SessionEnd& end = ends[session];  // it is dead, so it has one
     if (!end.witnessed) end = {.wall_ns = wall, .witnessed = true, .witness = &j, .witness_seq = at.seq};
+  }
+}
+
+// The first that noticed it is the witness.
+void CauseSearch::NoteEnd(SessionId session, bool in_order, const SessionStory& witness, const Moment& at) {
+  const std::uint64_t wall = Wall(witness, at);
+  SessionEnd& end = ends[session];
+  if (end.witnessed && end.wall_ns <= wall) return;
+  end = {.wall_ns = wall, .in_order = in_order, .witnessed = true, .witness = &witness, .witness_seq = at.seq};
+}
+
+// What a session recorded of other processes: connections that it lost, seats whose members had ended, and sights.
+void CauseSearch::NoteEndsOfOthers(const SessionStory& j) {
+  for (const auto& [lost, at] : j.lost) NoteEnd(lost.peer, lost.reason != kPeerDied, j, at);
+  for (const Dated<BallotShown>& shown : j.Last().ballots) {
+    for (const SeatShown& seat : shown.event.seats)
+      if (!seat.end.empty()) NoteEnd(seat.session, seat.end != kPeerDied, j, shown.at);
+  }
+  for (const auto& [seen, at] : j.seen) {
+    if (seen.state.empty() || seen.state == "unknown") continue;
+    const bool ended = seen.state == "zombie" || seen.state == "gone";
+    LastSight& sight = (ended ? end_sights_ : sights_)[seen.session];
+    const std::uint64_t wall = Wall(j, at);
+    if (sight.seen == nullptr || wall >= sight.wall_ns) sight = {&seen, wall};
   }
 }
 
 // A death that nobody witnessed happened at some time after the last event. Those that were connected with the process did not
 // notice it while they lived, so it is dated by the end of the job, and no such death comes before a witnessed one.
+void CauseSearch::NoteOwnEnd(const SessionStory& j) {
+  if (j.closed) {
+    ends[j.session()] = {.wall_ns = Wall(j, j.closed->at), .in_order = true, .witnessed = true};
+  } else if (IsDead(j)) {
+    SessionEnd& end = ends[j.session()];
+    end.in_order = false;
+    end.wall_ns = end.witnessed ? std::max(end.wall_ns, Wall(j, j.last)) : job_end;
+  } else {
+    ends.erase(j.session());  // a connection that was lost is not an end
+  }
+}
+
 void CauseSearch::FindEnds() {
   bool live = false;
   std::uint64_t last_event = 0;
@@ -136,42 +172,9 @@ void CauseSearch::FindEnds() {
     job_end = std::max(job_end, roster.KnownUntil(j));
     last_event = std::max(last_event, Wall(j, j.last));
     live = live || IsLive(j) || IsUnsure(j);
-    for (const auto& [lost, at] : j.lost) {
-      const std::uint64_t wall = Wall(j, at);
-      SessionEnd& end = ends[lost.peer];
-      if (end.witnessed && end.wall_ns <= wall) continue;
-      end = {.wall_ns = wall, .in_order = lost.reason != kPeerDied, .witnessed = true, .witness = &j, .witness_seq = at.seq};
-    }
-    for (const Dated<BallotShown>& shown : j.Last().ballots) {
-      for (const SeatShown& seat : shown.event.seats) {
-        if (seat.end.empty()) continue;
-        const std::uint64_t wall = Wall(j, shown.at);
-        SessionEnd& end = ends[seat.session];
-        if (end.witnessed && end.wall_ns <= wall) continue;
-        end = {
-            .wall_ns = wall, .in_order = seat.end != kPeerDied, .witnessed = true, .witness = &j, .witness_seq = shown.at.seq};
-      }
-    }
-    for (const auto& [seen, at] : j.seen) {
-      if (seen.state.empty() || seen.state == "unknown") continue;
-      const bool ended = seen.state == "zombie" || seen.state == "gone";
-      LastSight& sight = (ended ? end_sights_ : sights_)[seen.session];
-      const std::uint64_t wall = Wall(j, at);
-      if (sight.seen == nullptr || wall >= sight.wall_ns) sight = {&seen, wall};
-    }
   }
-  for (const SessionStory& j : roster.journals()) {
-    const std::uint64_t last = Wall(j, j.last);
-    if (j.closed) {
-      ends[j.session()] = {.wall_ns = Wall(j, j.closed->at), .in_order = true, .witnessed = true};
-    } else if (IsDead(j)) {
-      SessionEnd& end = ends[j.session()];
-      end.in_order = false;
-      end.wall_ns = end.witnessed ? std::max(end.wall_ns, last) : job_end;
-    } else {
-      ends.erase(j.session());  // a connection that was lost is not an end
-    }
-  }
+  for (const SessionStory& j : roster.journals()) NoteEndsOfOthers(j);
+  for (const SessionStory& j : roster.journals()) NoteOwnEnd(j);
   for (const SessionStory& j : roster.journals()) WitnessAtArrival(j);
   for (const auto& [session, end] : ends)
     if (end.witnessed) first_end = std::min(first_end, end.wall_ns);

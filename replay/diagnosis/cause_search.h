@@ -117,6 +117,9 @@ struct CauseSearch {
 
  private:
   void FindEnds();
+  void NoteEnd(SessionId session, bool in_order, const SessionStory& witness, const Moment& at);
+  void NoteEndsOfOthers(const SessionStory& j);
+  void NoteOwnEnd(const SessionStory& j);
   void WitnessAtArrival(const SessionStory& j);
   [[nodiscard]] bool AllEnded() const;
   void DemoteEnds();
@@ -132,11 +135,11 @@ struct CauseSearch {
 };
 
 // What is looked for in each journal; what is found is added to the candidates.
-using LookFor = void(CauseSearch& s, const SessionStory& j);
-LookFor FailedStep, FailedVote, Broken, Undone, FailedPools, RefusedLaunch;  // search_failures.cpp
-LookFor Awaited, StalledPools;                                               // search_waits.cpp
-LookFor FailedArrival, LongArrival, Waiting;                                 // search_without_board.cpp
-LookFor Death, Leaving;                                                      // search_ends.cpp
+using SearchOfOne = void(CauseSearch& s, const SessionStory& j);
+SearchOfOne FailedStep, FailedVote, Broken, Undone, FailedPools, RefusedLaunch;  // search_failures.cpp
+SearchOfOne Awaited, StalledPools;                                               // search_waits.cpp
+SearchOfOne FailedArrival, LongArrival, Waiting;                                 // search_without_board.cpp
+SearchOfOne Death, Leaving;                                                      // search_ends.cpp
 // And in all of them together.
 void Ballots(CauseSearch& s);  // search_ballots.cpp
 void EndsOfAbsent(CauseSearch& s);
@@ -157,9 +160,9 @@ template <class Range, class Value, class Projection = std::identity>
 bool Contains(const Range& range, const Value& value, Projection projection = {}) {
   return std::ranges::find(range, value, projection) != std::ranges::end(range);
 }
-VerdictKind KindOfCode(Code code);              // of a step or a vote that failed with it
-bool TellsItself(const SessionStory& culprit);  // its own journal says how its last attempt failed
-bool LastAttemptDone(const SessionStory& j);    // or there is none
+VerdictKind KindOfCode(Code code);                    // of a step or a vote that failed with it
+bool RecordsOwnFailure(const SessionStory& culprit);  // its own journal says how its last attempt failed
+bool LastAttemptDone(const SessionStory& j);          // or there is none
 bool IsDead(const SessionStory& j);
 bool IsLive(const SessionStory& j);
 bool IsUnsure(const SessionStory& j);  // whether its process lives is not known

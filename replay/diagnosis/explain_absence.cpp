@@ -130,7 +130,7 @@ void SayWhereabouts(Explanation& e, SessionId session, const LateArrival& late) 
 }
 
 // Its last attempt is open: it is there still, or was when its journal ended.
-void TellStuck(Explanation& e, const SessionStory& j, const Progress& progress) {
+void SayWhereItHangs(Explanation& e, const SessionStory& j, const Progress& progress) {
   const Moment since = progress.since ? progress.since : j.last;
   e.verdict.seq = since.seq;
   if (progress.phase) e.Say(Capitalized(e.ProgressText(j, progress)));
@@ -149,7 +149,7 @@ void TellStuck(Explanation& e, const SessionStory& j, const Progress& progress) 
 }
 
 // It went on in the end, too late for the others.
-void TellLate(Explanation& e, const SessionStory& j) {
+void SayWhatTookLong(Explanation& e, const SessionStory& j) {
   const Attempt::Silence& silence = e.cause.attempt->silence;
   e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
   e.verdict.seq = silence.from.seq;
@@ -204,47 +204,61 @@ static void ExplainCameLate(Explanation& e) {
   e.Recommend(Action::kCallInTime, Remedy::Outlook::kCallAgain);
 }
 
-void ExplainNeverArrived(Explanation& e) {
-  e.verdict.phase = ArrivalOf(e.cause.attempt->kind);
-  e.verdict.code = Code::kTimeout;
-  if (e.cause.attempt->asked_before && e.cause.witness.journal->session() == e.cause.session) return ExplainCameLate(e);
-  const std::string missing = e.NamesOfAll();
+namespace {
+
+// All that had come and waited: also those of which the board alone tells, or the journal of the missing rank.
+std::vector<SessionId> AllWaiting(Explanation& e) {
   std::vector<SessionId> waiting = AddWaiting(e);
-  if (e.cause.record.shown != nullptr) {  // also of those whose journals were not given
+  if (e.cause.record.shown != nullptr) {
     std::set<SessionId> known(waiting.begin(), waiting.end());
     for (const SeatShown& seat : e.cause.record.shown->seats)
       if (seat.vote == agreement::Vote::kYes && e.roster.Find(seat.session) == nullptr && known.insert(seat.session).second)
         waiting.push_back(seat.session);
   }
-  if (waiting.empty()) {  // only the missing rank's own journal tells of them
-    waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
-    e.AddEvidence(*e.cause.witness.journal, e.cause.attempt->arrived, Role::kContext,
-                  e.names.Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
-  }
-  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.names.Names(waiting)),
-                    !e.cause.live         ? "waited"
-                    : waiting.size() == 1 ? "has been waiting"
-                                          : "have been waiting",
-                    DurationText(e.cause.wait.waited_ns), WallText(e.cause.wall_ns), missing, e.Cycle()));
-  if (!e.cause.record.message.empty())
-    e.Say((waiting.size() == 1 ? "It was told: " : "They were told: ") + Sentence(e.cause.record.message));
-  constexpr std::size_t kToldMost = 4;  // the others are named
+  if (!waiting.empty()) return waiting;
+  waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
+  e.AddEvidence(*e.cause.witness.journal, e.cause.attempt->arrived, Role::kContext,
+                e.names.Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
+  return waiting;
+}
+
+void SayWait(Explanation& e, const std::vector<SessionId>& waiting) {
+  const bool one = waiting.size() == 1;
+  const std::string_view verb = !e.cause.live ? "waited" : one ? "has been waiting" : "have been waiting";
+  e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.names.Names(waiting)), verb,
+                    DurationText(e.cause.wait.waited_ns), WallText(e.cause.wall_ns), e.NamesOfAll(), e.Cycle()));
+  if (!e.cause.record.message.empty()) e.Say((one ? "It was told: " : "They were told: ") + Sentence(e.cause.record.message));
+}
+
+// What the absent sessions did instead. True: all joined it in the end, too late.
+bool SayAbsent(Explanation& e) {
+  constexpr std::size_t kDescribedMost = 4;  // the others are named
   const std::vector<SessionId> absent = e.Named();
-  std::size_t told = 0, late = 0;
+  std::size_t described = 0, late = 0;
   for (const SessionId session : absent) {
     const LateArrival arrival = LateArrivalOf(e, session);
     late += arrival.told_by != nullptr ? 1 : 0;
-    if (++told <= kToldMost) SayWhereabouts(e, session, arrival);
+    if (++described <= kDescribedMost) SayWhereabouts(e, session, arrival);
   }
-  const bool too_late = late == absent.size();
-  e.verdict.headline = fmt::format("{} {} {}{}", Capitalized(missing), too_late ? "joined" : "did not join", e.Cycle(),
+  return late == absent.size();
+}
+
+}  // namespace
+
+void ExplainNeverArrived(Explanation& e) {
+  e.verdict.phase = ArrivalOf(e.cause.attempt->kind);
+  e.verdict.code = Code::kTimeout;
+  if (e.cause.attempt->asked_before && e.cause.witness.journal->session() == e.cause.session) return ExplainCameLate(e);
+  SayWait(e, AllWaiting(e));
+  const bool too_late = SayAbsent(e);
+  e.verdict.headline = fmt::format("{} {} {}{}", Capitalized(e.NamesOfAll()), too_late ? "joined" : "did not join", e.Cycle(),
                                    too_late ? " too late" : "");
   if (too_late) {
     e.Recommend(Action::kCallInTime, Remedy::Outlook::kCallAgain);
   } else {
     e.Recommend(Action::kCallOnEveryRank);
   }
-  e.verdict.remedy.process = missing;
+  e.verdict.remedy.process = e.NamesOfAll();
   const std::string timeouts = TimeoutsText(e);
   e.Say(timeouts);
   e.verdict.remedy.timeouts_differ = !timeouts.empty();
@@ -341,47 +355,70 @@ static void SayTagsBehind(Explanation& e, const SessionStory& j) {
                   several ? "Tags" : "Tag", fmt::join(behind, ", "), several ? "are" : "is", several ? "their" : "its"));
 }
 
-// Those that wait for a session say so; a pause or resume of a pool waits for no other one: the process itself does not finish
-// it.
+namespace {
+
+// In which it hangs, as its own journal, the board or the witness has it.
+std::optional<PhaseKind> StalledPhase(const Explanation& e, const Progress& progress) {
+  const SessionStory* const witness = e.cause.witness.journal;
+  const BallotShown* const shown = e.cause.record.shown;
+  if (progress.phase) return progress.phase;
+  if (shown != nullptr) return PhaseOf(shown->kind, shown->ballot);
+  if (witness != nullptr && witness->Last().decided) return witness->Last().decided->phase;
+  return std::nullopt;
+}
+
+// ", which is at "import allocation 3""; empty: no step of it is known.
+std::string StepText(const Explanation& e) {
+  if (!e.verdict.step) return {};
+  const std::string which = e.cause.together.empty() ? "which" : "of which " + e.names.ShortName(e.cause.session);
+  return fmt::format(", {} is at \"{}\"", which, ToText(*e.verdict.step));
+}
+
+std::string ProcessesText(const Explanation& e) { return e.cause.together.empty() ? e.verdict.process : e.NamesOfAll(); }
+
+// A pause or resume of a pool waits for no other session: the process itself does not finish it.
+void SayStalledPool(Explanation& e) {
+  const std::string cycle = Capitalized(e.Cycle()) + e.HowItEnded();
+  e.verdict.headline = fmt::format("{} on {}{}", cycle, e.NamesOfAll(), StepText(e));
+  const std::string phase = e.verdict.phase ? fmt::format(", in phase \"{}\"", ToText(*e.verdict.phase)) : "";
+  e.Say(fmt::format("{} on {}{}.", cycle, ProcessesText(e), phase));
+}
+
+// Those that wait for a session say so.
+void SayStalledMember(Explanation& e) {
+  e.verdict.headline =
+      fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited", e.NamesOfAll(), StepText(e));
+  const std::string part = e.verdict.phase ? fmt::format("phase \"{}\"", ToText(*e.verdict.phase)) : "its part";
+  e.Say(
+      fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(), ProcessesText(e), part));
+}
+
+}  // namespace
+
 void ExplainStalled(Explanation& e) {
-  const SessionStory *j = e.story, *witness = e.cause.witness.journal;
+  const SessionStory* const j = e.story;
   const std::string tag = e.cause.attempt != nullptr ? e.cause.attempt->tag : "";
   const bool of_pool = !tag.empty();
   const Progress progress = j != nullptr ? ProgressOf(*j, tag) : Progress{};
-  Verdict& v = e.verdict;
-  v.code = Code::kTimeout;
-  v.phase = progress.phase;
-  if (!v.phase && e.cause.record.shown != nullptr) v.phase = PhaseOf(e.cause.record.shown->kind, e.cause.record.shown->ballot);
-  if (!v.phase && witness != nullptr && witness->Last().decided) v.phase = witness->Last().decided->phase;
+  e.verdict.code = Code::kTimeout;
+  e.verdict.phase = StalledPhase(e, progress);
   if (progress.step()) e.TakeStep(*j, *progress.step());
-  const std::string who = e.cause.together.empty() ? v.process : e.NamesOfAll();
-  const std::string phase = v.phase ? fmt::format("phase \"{}\"", ToText(*v.phase)) : "";
-  const std::string one = e.cause.together.empty() ? "which" : "of which " + e.names.ShortName(e.cause.session);
-  v.headline = fmt::format("{}{}{}{}", Capitalized(e.Cycle()),
-                           of_pool        ? e.HowItEnded() + " on "
-                           : e.cause.live ? " waits for "
-                                          : " waited for ",
-                           e.NamesOfAll(), v.step ? fmt::format(", {} is at \"{}\"", one, ToText(*v.step)) : "");
-  if (of_pool) {
-    e.Say(fmt::format("{}{} on {}{}.", Capitalized(e.Cycle()), e.HowItEnded(), who, phase.empty() ? "" : ", in " + phase));
-  } else {
-    e.Say(fmt::format("{}{}, because {} joined it and did not finish {}.", e.CycleOfAll(), e.HowItEnded(), who,
-                      phase.empty() ? "its part" : phase));
-  }
+  of_pool ? SayStalledPool(e) : SayStalledMember(e);
   if (j == nullptr) {
     e.Say("What it does is not known: its journal was not given.");
-    v.seq = e.cause.record.seq;
+    e.verdict.seq = e.cause.record.seq;
   } else {
     e.AddBeginning(*j);
-    of_pool || j->OpenAttempt() != nullptr ? TellStuck(e, *j, progress) : TellLate(e, *j);
+    of_pool || j->OpenAttempt() != nullptr ? SayWhereItHangs(e, *j, progress) : SayWhatTookLong(e, *j);
   }
   if (of_pool && e.cause.attempt->kind == CycleKind::kResume) SayTagsBehind(e, *j);
   if (!e.cause.record.message.empty()) e.Say("The others were told: " + Sentence(e.cause.record.message));
   e.SaySight(e.cause.session);
   if (j != nullptr) SayThreads(e, *j);
   e.Recommend(Action::kExamineProcess);
-  e.verdict.remedy.process = e.NamesOfAll();
-  if (e.verdict.remedy.pid == 0 && e.cause.sight.seen != nullptr) e.verdict.remedy.pid = e.cause.sight.seen->pid;
+  Remedy& remedy = e.verdict.remedy;
+  remedy.process = e.NamesOfAll();
+  if (remedy.pid == 0 && e.cause.sight.seen != nullptr) remedy.pid = e.cause.sight.seen->pid;
   e.RecommendForStopped();
 }
 

@@ -159,35 +159,58 @@ void RecommendForTheDead(Explanation& e) {
 
 bool WasPacked(const SessionStory& journal) { return PackedAt(journal.findings.info.directory) != 0; }
 
+namespace {
+
+// What a process is now, or was when the journals were packed.
+enum class Present : std::uint8_t { kRunning = 0, kPaused, kHalfWay, kEnded };
+
+struct PresentText {
+  Present present{};
+  std::string_view one, many, one_packed, many_packed;
+};
+// In the order in which they are told.
+constexpr std::array<PresentText, 4> kPresentTexts = {{
+    {Present::kRunning, " is running", " are running", " was running", " were running"},
+    {Present::kPaused, " is paused with its contents kept", " are paused with their contents kept",
+     " was paused with its contents kept", " were paused with their contents kept"},
+    {Present::kHalfWay, " is neither running nor paused", " are neither running nor paused", " was neither running nor paused",
+     " were neither running nor paused"},
+    {Present::kEnded, " has ended", " have ended", " had ended", " had ended"},
+}};
+
+Present PresentOf(const SessionStory& j) {
+  if (IsOver(j)) return Present::kEnded;
+  const Lifecycle lifecycle = j.findings.state.lifecycle;
+  if (lifecycle == Lifecycle::kRunning) return Present::kRunning;
+  return lifecycle == Lifecycle::kPaused ? Present::kPaused : Present::kHalfWay;
+}
+
+// "rank 0 and rank 2", "both processes".
+std::string NamesAmong(const Roster& roster, const std::vector<SessionId>& sessions) {
+  const std::size_t all = roster.journals().size();
+  if (sessions.size() != all || all == 1) return roster.names().Names(sessions);
+  return all == 2 ? "both processes" : fmt::format("all {} processes", all);
+}
+
+}  // namespace
+
 std::string PresentState(const Roster& roster) {
-  std::vector<SessionId> running, paused, half_way, ended;
-  const bool packed = std::ranges::any_of(roster.journals(), WasPacked);
+  std::map<Present, std::vector<SessionId>> sessions;
   for (const SessionStory& j : roster.journals()) {
-    const Lifecycle lifecycle = j.findings.state.lifecycle;
-    const SessionStatus status = j.findings.info.status;
-    if (!j.findings.whole && status == SessionStatus::kLive) return {};  // its state is not known
-    (IsOver(j)                          ? ended
-     : lifecycle == Lifecycle::kRunning ? running
-     : lifecycle == Lifecycle::kPaused  ? paused
-                                        : half_way)
-        .push_back(j.session());
+    if (!j.findings.whole && IsLive(j)) return {};  // its state is not known
+    sessions[PresentOf(j)].push_back(j.session());
   }
   const std::size_t all = roster.journals().size();
-  if (ended.size() == all) return all == 1 ? "" : "All have ended since.";
+  if (sessions[Present::kEnded].size() == all) return all == 1 ? "" : "All have ended since.";
+  const bool packed = std::ranges::any_of(roster.journals(), WasPacked);
   std::vector<std::string> parts;
-  const auto add = [&](const std::vector<SessionId>& sessions, const std::string& one, const std::string& many) {
-    if (sessions.empty()) return;
-    const bool everyone = sessions.size() == all && all > 1;
-    const std::string names = !everyone  ? roster.names().Names(sessions)
-                              : all == 2 ? "both processes"
-                                         : fmt::format("all {} processes", all);
-    parts.push_back(names + (sessions.size() == 1 ? one : many));
-  };
-  const std::string is = packed ? " was " : " is ", are = packed ? " were " : " are ";
-  add(running, is + "running", are + "running");
-  add(paused, is + "paused with its contents kept", are + "paused with their contents kept");
-  add(half_way, is + "neither running nor paused", are + "neither running nor paused");
-  add(ended, packed ? " had ended" : " has ended", packed ? " had ended" : " have ended");
+  for (const PresentText& text : kPresentTexts) {
+    const std::vector<SessionId>& those = sessions[text.present];
+    if (those.empty()) continue;
+    const bool one = those.size() == 1;
+    const std::string_view state = packed ? (one ? text.one_packed : text.many_packed) : (one ? text.one : text.many);
+    parts.push_back(NamesAmong(roster, those) + std::string(state));
+  }
   return (packed ? "When the journals were packed, " : "Now ") + Listed(parts) + ".";
 }
 

@@ -15,7 +15,7 @@ std::uint64_t TimeOfLoss(const SessionStory& witness, SessionId lost) {
   return it == witness.lost.end() ? 0 : it->at.time_ns;
 }
 
-void TellEnd(Explanation& e, const std::string& when) {
+void DescribeEnd(Explanation& e, const std::string& when) {
   const SessionStory& journal = *e.story;
   const Progress progress = e.cause.attempt != nullptr ? ProgressOf(journal, e.cause.attempt->tag) : Progress{};
   e.verdict.seq = journal.last.seq;
@@ -57,8 +57,8 @@ void TellEnd(Explanation& e, const std::string& when) {
 
 void ExplainDied(Explanation& e) {
   const Attempt* attempt = e.cause.attempt;
-  TellEnd(e, attempt != nullptr ? "in the middle of " + e.Cycle()
-                                : fmt::format("while it was {}", ToText(e.story->findings.state.lifecycle)));
+  DescribeEnd(e, attempt != nullptr ? "in the middle of " + e.Cycle()
+                                    : fmt::format("while it was {}", ToText(e.story->findings.state.lifecycle)));
   const bool pausing = attempt != nullptr && attempt->kind == CycleKind::kPause;
   const bool of_pool = attempt != nullptr && !attempt->tag.empty();
   if (of_pool) e.Say("Other processes did not need that memory; its contents are gone with this one.");
@@ -101,60 +101,85 @@ void ExplainLaunchRefused(Explanation& e) {
   e.Recommend(Remedy::Action::kResumeFirst);
 }
 
+namespace {
+
+// "in the middle of pause 3", "while rank 0 was paused".
+std::string WhenItEnded(const Explanation& e) {
+  if (e.cause.attempt != nullptr) return "in the middle of " + e.Cycle();
+  if (e.cause.kind == VerdictKind::kEnded) return "while it was running";
+  const SessionStory& witness = *e.cause.witness.journal;
+  const std::string name = e.names.ShortName(witness.session());
+  if (WasPausedAt(e.roster, witness, e.cause.wall_ns)) return fmt::format("while {} was paused", name);
+  return fmt::format("while {} was {}", name, ToText(witness.findings.state.lifecycle));
+}
+
+// When the witness recorded it. A witness that lost no connection was told by a decision, which has the phase, too.
+Moment TakeReport(Explanation& e, std::uint64_t time_ns) {
+  const std::optional<Attempt::Decision>& decided = e.cause.witness.journal->Last().decided;
+  if (time_ns == 0 && decided) {
+    e.verdict.phase = decided->phase;
+    time_ns = decided->at.time_ns;
+  }
+  return {e.cause.record.seq, time_ns};
+}
+
+Remedy::Action ActionForReportedEnd(VerdictKind kind) {
+  if (kind == VerdictKind::kLeft) return Remedy::Action::kStayUntilResumed;
+  return kind == VerdictKind::kEnded ? Remedy::Action::kFindReasonOfEnd : Remedy::Action::kFindReasonOfDeath;
+}
+
+void ExplainReportedEnd(Explanation& e) {
+  Verdict& v = e.verdict;
+  const SessionStory& witness = *e.cause.witness.journal;
+  const std::string name = Capitalized(e.NamesOfAll()), told = Capitalized(e.names.ShortName(witness.session()));
+  const std::string when = WhenItEnded(e);
+  const Moment at = TakeReport(e, TimeOfLoss(witness, e.cause.session));
+  v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "left" : "died", when);
+  e.Say(fmt::format("{} noticed at {}{} that {} had ended, {}.", told, WallText(e.cause.wall_ns), EventText(e.cause.record.seq),
+                    v.process, when));
+  if (e.cause.sight.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.sight.exit_code)));
+  if (!e.cause.record.message.empty()) e.Say(fmt::format("{} was told: {}", told, Sentence(e.cause.record.message)));
+  e.AddEvidence(witness, at, Role::kCause, "lost " + v.process);
+  e.SaySight(e.cause.session);
+  const bool paused = e.cause.kind == VerdictKind::kDied && e.cause.attempt == nullptr;
+  e.Recommend(ActionForReportedEnd(e.cause.kind), paused ? Remedy::Outlook::kOthersMissMemory : Remedy::Outlook::kUnsaid);
+}
+
+void ExplainReportedFailure(Explanation& e) {
+  Verdict& v = e.verdict;
+  const CandidateCause::Record& record = e.cause.record;
+  const SessionStory& witness = *e.cause.witness.journal;
+  if (e.cause.attempt != nullptr && e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
+  if (record.shown != nullptr) v.phase = PhaseOf(record.shown->kind, record.shown->ballot);
+  const Moment at = TakeReport(e, 0);
+  v.headline = fmt::format("{} failed on {}{}", Capitalized(e.Cycle()), e.NamesOfAll(),
+                           record.code == Code::kOk ? "" : fmt::format(": {}", ToText(record.code)));
+  e.Say(fmt::format("{}{} on {}{}.", e.CycleOfAll(), e.HowItEnded(), v.process,
+                    v.phase ? fmt::format(", in phase \"{}\"", ToText(*v.phase)) : ""));
+  if (!record.message.empty())
+    e.Say(fmt::format("{} was told: {}", Capitalized(e.names.ShortName(witness.session())), Sentence(record.message)));
+  e.AddEvidence(witness, at, Role::kCause, "was told: " + record.message);
+  e.SaySight(e.cause.session);
+  const bool contents = v.phase && (*v.phase == PhaseKind::kPauseArrive || *v.phase == PhaseKind::kPauseSave);
+  e.Recommend(ActionForFailure(record.code, record.driver_result, contents ? std::optional(StepKind::kScan) : std::nullopt,
+                               Remedy::Action::kFollowVote));
+}
+
+}  // namespace
+
 // Only others tell of it: its own journal was not given, or does not say.
 void ExplainReported(Explanation& e) {
-  const SessionStory& witness = *e.cause.witness.journal;
-  Verdict& v = e.verdict;
-  v.code = e.cause.record.code;
-  v.driver_result = e.cause.record.driver_result;
-  v.seq = e.cause.record.seq;
-  const std::string name = Capitalized(e.NamesOfAll()), told = e.names.ShortName(witness.session());
-  const bool ended = IsEnd(e.cause.kind);
-  const std::string when = e.cause.attempt != nullptr            ? "in the middle of " + e.Cycle()
-                           : e.cause.kind == VerdictKind::kEnded ? "while it was running"
-                           : WasPausedAt(e.roster, witness, e.cause.wall_ns)
-                               ? fmt::format("while {} was paused", told)
-                               : fmt::format("while {} was {}", told, ToText(witness.findings.state.lifecycle));
-  Moment at{e.cause.record.seq, ended ? TimeOfLoss(witness, e.cause.session) : 0};
-  if (!ended && e.cause.attempt != nullptr && e.cause.attempt->decided) v.phase = e.cause.attempt->decided->phase;
-  if (!ended && e.cause.record.shown != nullptr) v.phase = PhaseOf(e.cause.record.shown->kind, e.cause.record.shown->ballot);
-  if (at.time_ns == 0 && witness.Last().decided) {  // it was told of it
-    v.phase = witness.Last().decided->phase;
-    at.time_ns = witness.Last().decided->at.time_ns;
-  }
-  if (ended) {
-    v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "left" : "died", when);
-    e.Say(fmt::format("{} noticed at {}{} that {} had ended, {}.", Capitalized(told), WallText(e.cause.wall_ns),
-                      EventText(e.cause.record.seq), v.process, when));
-    if (e.cause.sight.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.sight.exit_code)));
-  } else {
-    v.headline = fmt::format("{} failed on {}{}", Capitalized(e.Cycle()), e.NamesOfAll(),
-                             e.cause.record.code == Code::kOk ? "" : fmt::format(": {}", ToText(e.cause.record.code)));
-    e.Say(fmt::format("{}{} on {}{}.", e.CycleOfAll(), e.HowItEnded(), v.process,
-                      v.phase ? fmt::format(", in phase \"{}\"", ToText(*v.phase)) : ""));
-  }
-  if (!e.cause.record.message.empty())
-    e.Say(fmt::format("{} was told: {}", Capitalized(told), Sentence(e.cause.record.message)));
-  e.AddEvidence(witness, at, Role::kCause, ended ? "lost " + v.process : "was told: " + e.cause.record.message);
-  e.SaySight(e.cause.session);
-  if (ended) {
-    const bool left = e.cause.kind == VerdictKind::kLeft;
-    const bool paused = e.cause.kind == VerdictKind::kDied && e.cause.attempt == nullptr;
-    e.Recommend(left                                  ? Remedy::Action::kStayUntilResumed
-                : e.cause.kind == VerdictKind::kEnded ? Remedy::Action::kFindReasonOfEnd
-                                                      : Remedy::Action::kFindReasonOfDeath,
-                paused ? Remedy::Outlook::kOthersMissMemory : Remedy::Outlook::kUnsaid);
-  } else {
-    const bool contents = v.phase && (*v.phase == PhaseKind::kPauseArrive || *v.phase == PhaseKind::kPauseSave);
-    e.Recommend(ActionForFailure(e.cause.record.code, e.cause.record.driver_result,
-                                 contents ? std::optional(StepKind::kScan) : std::nullopt, Remedy::Action::kFollowVote));
-  }
-  v.notes.push_back(e.story == nullptr ? "the journal of " + v.process + " was not given; this is what others recorded"
-                                       : "the journal of " + v.process + " does not say why; this is what others recorded");
+  e.verdict.code = e.cause.record.code;
+  e.verdict.driver_result = e.cause.record.driver_result;
+  e.verdict.seq = e.cause.record.seq;
+  IsEnd(e.cause.kind) ? ExplainReportedEnd(e) : ExplainReportedFailure(e);
+  e.verdict.notes.push_back(e.story == nullptr
+                                ? "the journal of " + e.verdict.process + " was not given; this is what others recorded"
+                                : "the journal of " + e.verdict.process + " does not say why; this is what others recorded");
 }
 
 void ExplainEnded(Explanation& e) {
-  TellEnd(e, "while it was running");
+  DescribeEnd(e, "while it was running");
   e.Recommend(Remedy::Action::kFindReasonOfEnd);
 }
 

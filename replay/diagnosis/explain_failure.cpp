@@ -50,7 +50,7 @@ void SayWhere(Explanation& e, PhaseKind phase, SequenceNumber seq, const std::st
 }
 
 // Says all about a failed step but what to do.
-void TellStep(Explanation& e, const Attempt::Failure& failure) {
+void DescribeFailedStep(Explanation& e, const Attempt::Failure& failure) {
   const SessionStory& journal = *e.story;
   Verdict& v = e.verdict;
   v.phase = failure.phase;
@@ -88,7 +88,7 @@ void TellStep(Explanation& e, const Attempt::Failure& failure) {
 }
 
 // Its vote was no, and none of its own steps is to blame.
-void TellVote(Explanation& e, const Attempt::Decision& decision) {
+void DescribeVote(Explanation& e, const Attempt::Decision& decision) {
   e.verdict.phase = decision.phase;
   e.verdict.seq = decision.at.seq;
   e.verdict.headline = fmt::format("{} failed on {} in phase \"{}\"", Capitalized(e.Cycle()),
@@ -98,7 +98,7 @@ void TellVote(Explanation& e, const Attempt::Decision& decision) {
   e.AddEvidence(*e.story, decision.at, Role::kCause, decision.message);
 }
 
-void TellDisagreement(Explanation& e, std::string headline) {
+void DescribeDisagreement(Explanation& e, std::string headline) {
   e.verdict.seq = e.cause.record.seq;
   e.verdict.headline = std::move(headline);
   e.Say(e.verdict.headline + EventText(e.cause.record.seq) + ".");
@@ -129,11 +129,11 @@ void ExplainFailedStep(Explanation& e) {
   if (!attempt.tag.empty() && !attempt.failed_step) {
     ExplainFailedPool(e);
   } else if (attempt.failed_step) {
-    TellStep(e, *attempt.failed_step);
+    DescribeFailedStep(e, *attempt.failed_step);
     RecommendForStep(e, *attempt.failed_step);
   } else {
     const Attempt::Decision& vote = attempt.failed_vote ? *attempt.failed_vote : *attempt.decided;
-    TellVote(e, vote);
+    DescribeVote(e, vote);
     const Code code = e.cause.record.code;
     e.verdict.code = code;
     e.verdict.driver_result = e.cause.record.driver_result;
@@ -181,13 +181,13 @@ Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> st
 void ExplainReferences(Explanation& e) {
   const Attempt* attempt = e.cause.attempt;
   if (attempt == nullptr) {
-    return TellDisagreement(
+    return DescribeDisagreement(
         e, fmt::format("Only one side knows a reference: {} and a peer disagree", e.names.ShortName(e.cause.session)));
   }
   if (attempt->failed_step) {
-    TellStep(e, *attempt->failed_step);
+    DescribeFailedStep(e, *attempt->failed_step);
   } else {
-    TellVote(e, *attempt->decided);
+    DescribeVote(e, *attempt->decided);
     const AllocationId unknown = DetailOf<CandidateCause::UnknownReference>(e.cause).allocation;
     e.verdict.allocation = unknown;
     e.Say(
@@ -256,7 +256,7 @@ void ExplainNotUnderAmem(Explanation& e) {
 }
 
 void ExplainImpossible(Explanation& e) {
-  TellDisagreement(
+  DescribeDisagreement(
       e, fmt::format("The journal of {} has events in an order that is impossible", e.names.ShortName(e.cause.session)));
 }
 

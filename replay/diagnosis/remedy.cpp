@@ -107,10 +107,20 @@ constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "used any more",
     "all have ended, so for the next run: "};
 
-std::string_view ToText(Remedy::Action action) { return kActions.at(static_cast<std::size_t>(action)).word; }
+// What is no enumerator says nothing.
+static const ActionText& TextsOf(Remedy::Action action) {
+  const auto index = static_cast<std::size_t>(action);
+  return kActions[index < kActions.size() ? index : 0];
+}
+static std::string_view TextOf(Remedy::Outlook outlook) {
+  const auto index = static_cast<std::size_t>(outlook);
+  return kOutlooks[index < kOutlooks.size() ? index : 0];
+}
+
+std::string_view ToText(Remedy::Action action) { return TextsOf(action).word; }
 
 // With what to see where a process is; nothing where it has ended.
-static std::string LookAt(const Remedy& r) {
+static std::string DebuggersText(const Remedy& r) {
   if (r.outlook == Remedy::Outlook::kAllEnded) return "";
   return r.pid > 0 ? fmt::format(" (gdb -p {0}, py-spy dump --pid {0})", r.pid) : " (py-spy dump, gdb)";
 }
@@ -154,7 +164,7 @@ static std::string Filled(std::string_view text, const Remedy& r) {
       fmt::arg("pause", call_of(CycleKind::kPause)), fmt::arg("resume", resume), fmt::arg("resume_all", resume_all("")),
       fmt::arg("resume_again", resume_all(" again")), fmt::arg("process", r.process),
       fmt::arg("is", r.process.starts_with("ranks ") ? "are" : "is"),
-      fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", LookAt(r)),
+      fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", DebuggersText(r)),
       fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
       fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"), fmt::arg("holders", HoldersText(r)),
       fmt::arg("reason", r.reason.empty() ? "usually a full disk or an AMEM_JOURNAL_DIR that cannot be written" : r.reason),
@@ -165,8 +175,8 @@ std::string ToText(const Remedy& r) {
   const bool of_pool = !r.tag.empty();
   const auto filled = [&r](std::string_view text) { return Filled(text, r); };
   const bool unknown_device = r.action == Remedy::Action::kFreeMemory && r.bytes == 0;  // only others tell of it
-  const ActionText& action = kActions.at(static_cast<std::size_t>(r.action));
-  std::string_view outlook = kOutlooks.at(static_cast<std::size_t>(r.outlook));
+  const ActionText& action = TextsOf(r.action);
+  std::string_view outlook = TextOf(r.outlook);
   const bool own = of_pool && !action.of_tag.empty();
   const std::string_view text = own ? action.of_tag : unknown_device ? kFreeSomeMemory : action.text;
   if (r.outlook == Remedy::Outlook::kAllEnded) return filled(outlook) + filled(text);

@@ -128,7 +128,7 @@ void VotedNo(CauseSearch& s, const FailedBallot& one) {
   const BallotShown& shown = one.shown();
   const SessionId culprit = shown.culprits.front();
   const SessionStory* journal = s.roster.Find(culprit);
-  if (journal != nullptr && SameTry(journal->Last(), *one.attempt) && TellsItself(*journal)) return;
+  if (journal != nullptr && SameTry(journal->Last(), *one.attempt) && RecordsOwnFailure(*journal)) return;
   const bool of_another = BlamesAnother(shown.code);
   CandidateCause& candidate = s.AddWitnessed(of_another ? Weight::kConsequence : Weight::kCause,
                                              of_another                      ? VerdictKind::kStalled
@@ -147,7 +147,7 @@ void VotedNo(CauseSearch& s, const FailedBallot& one) {
   candidate.live = journal != nullptr && IsLive(*journal);
 }
 
-void Tell(CauseSearch& s, const FailedBallot& one) {
+void AddCauseOf(CauseSearch& s, const FailedBallot& one) {
   const BallotShown& shown = one.shown();
   if (shown.culprits.empty()) return;
   if (shown.cause == Cause::kLate) return shown.ballot == Ballot::kCome ? NeverArrived(s, one) : StalledIn(s, one);
@@ -218,32 +218,44 @@ bool WaitsForAnother(const SessionStory& j) {
   return (attempt.open_step && attempt.open_step->event.kind == StepKind::kImport) || (!attempt.begun && !attempt.on_board);
 }
 
-// Those that keep the others waiting: stopped ones, else those with the fewest votes, and those without a journal that had not
-// voted when the board was read last.
-std::vector<SessionId> HoldsOthersUp(CauseSearch& s, const OpenRound& round) {
+// Those without a journal that had not voted when the board was read last.
+std::vector<SessionId> UnvotedWithoutJournal(const CauseSearch& s, const OpenRound& round) {
+  std::vector<SessionId> found;
+  if (round.newest == nullptr) return found;
+  for (const SessionId session : round.newest->culprits)
+    if (s.roster.Find(session) == nullptr) found.push_back(session);
+  return found;
+}
+
+std::vector<SessionId> Stopped(const CauseSearch& s, const OpenRound& round) {
   std::vector<SessionId> found;
   for (const SessionStory* j : round.journals)
     if (IsStopped(s, j->session())) found.push_back(j->session());
-  if (round.newest != nullptr)
-    for (const SessionId session : round.newest->culprits)
-      if (s.roster.Find(session) == nullptr && IsStopped(s, session)) found.push_back(session);
-  if (!found.empty()) return found;
+  for (const SessionId session : UnvotedWithoutJournal(s, round))
+    if (IsStopped(s, session)) found.push_back(session);
+  return found;
+}
+
+// By their journals. What others have voted on after it is decided, and it has not read that. Those that wait for another
+// member themselves count where nobody else does, and no one without a journal had yet to vote.
+std::vector<SessionId> WithFewestVotes(CauseSearch& s, const OpenRound& round) {
   std::size_t fewest = SIZE_MAX, most = 0;
   for (const SessionStory* j : round.journals) {
     fewest = std::min(fewest, VotesOf(s, *j).first);
     most = std::max(most, VotesOf(s, *j).first);
   }
-  std::vector<SessionId> waiting;
+  std::vector<SessionId> found, waiting;
   for (const SessionStory* j : round.journals) {
-    const auto [votes, works] = VotesOf(s, *j);  // what others have voted on after it is decided, and it has not read that
+    const auto [votes, works] = VotesOf(s, *j);
     if (votes == fewest && (works || votes < most)) (WaitsForAnother(*j) ? waiting : found).push_back(j->session());
   }
-  if (round.newest != nullptr)
-    for (const SessionId session : round.newest->culprits)
-      if (s.roster.Find(session) == nullptr) found.push_back(session);
-  if (found.empty()) found = waiting;
-  if (!found.empty()) return found;
-  // All that is known has voted, and nobody has waited long enough to record for whom.
+  const std::vector<SessionId> unvoted = UnvotedWithoutJournal(s, round);
+  found.insert(found.end(), unvoted.begin(), unvoted.end());
+  return found.empty() ? waiting : found;
+}
+
+// Of journals that agreed through a leader, all of whose votes are known: those whose votes were not recorded.
+std::vector<SessionId> WithoutRecordedVotes(const CauseSearch& s, const OpenRound& round) {
   std::set<SessionId> others;
   for (const SessionStory* j : round.journals)
     for (const SessionId member : j->Last().members) {
@@ -254,6 +266,13 @@ std::vector<SessionId> HoldsOthersUp(CauseSearch& s, const OpenRound& round) {
   if (others.empty())  // the one with the lowest number counted them, where there was a leader
     others.insert(std::ranges::min(round.journals, {}, &SessionStory::session)->session());
   return {others.begin(), others.end()};
+}
+
+// Those that keep the others waiting: stopped processes before all others.
+std::vector<SessionId> HoldsOthersUp(CauseSearch& s, const OpenRound& round) {
+  if (std::vector<SessionId> found = Stopped(s, round); !found.empty()) return found;
+  if (std::vector<SessionId> found = WithFewestVotes(s, round); !found.empty()) return found;
+  return WithoutRecordedVotes(s, round);
 }
 
 // Who had not come when the board was read last, and has not since.
@@ -340,7 +359,7 @@ void Ballots(CauseSearch& s) {
       if (FollowsFrom(failed[chain.back()], failed[i])) chain.push_back(i);
     for (const std::size_t i : chain) failed[i].told = true;
     const auto& root = failed[chain.back()].shown().culprits;
-    Tell(s, failed[*std::ranges::find_if(chain, [&](std::size_t i) { return failed[i].shown().culprits == root; })]);
+    AddCauseOf(s, failed[*std::ranges::find_if(chain, [&](std::size_t i) { return failed[i].shown().culprits == root; })]);
   }
   std::set<SessionId> seen;
   for (const SessionStory& j : s.roster.journals()) {

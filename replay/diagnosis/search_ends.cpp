@@ -97,7 +97,7 @@ bool OneDiedIn(CauseSearch& s, const SessionStory& j, const Attempt& attempt) {
 
 void Death(CauseSearch& s, const SessionStory& j) {
   if (!IsDead(j)) return;
-  const SessionEnd& end = s.ends.at(j.session());
+  const SessionEnd end = s.ends[j.session()];  // one that is dead has an end
   const bool in_cycle = j.Last().open(), half = IsHalfWay(j.findings.state.lifecycle);
   const std::uint64_t last = s.Wall(j, j.last);
   // Those that share memory with a process notice its death. One that nobody noticed was, as a rule, the end of all of them.

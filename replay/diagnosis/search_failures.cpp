@@ -47,7 +47,7 @@ void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& dec
 
 void VoteOfAnother(CauseSearch& s, const SessionStory& j, const Attempt::Decision& decision) {
   const SessionStory* culprit = s.roster.Find(decision.culprit);
-  if (j.Last().on_board || (culprit != nullptr && TellsItself(*culprit))) return;  // see Ballots
+  if (j.Last().on_board || (culprit != nullptr && RecordsOwnFailure(*culprit))) return;  // see Ballots
   const bool ended_before =
       s.EndOf(decision.culprit) != nullptr && s.EndOf(decision.culprit)->wall_ns <= s.Wall(j, decision.at) + kPatience_ns;
   const bool unrecorded = decision.code == Code::kOk;
@@ -79,7 +79,7 @@ bool IsOfOwner(const SessionStory& j, const Attempt::Failure& failure) {
 }
 void OwnersFailure(CauseSearch& s, const SessionStory& j, const Attempt::Failure& failure) {
   const SessionStory* owner = s.roster.Find(failure.reported_by);
-  if (owner != nullptr && TellsItself(*owner)) return;
+  if (owner != nullptr && RecordsOwnFailure(*owner)) return;
   CandidateCause& candidate = s.AddWitnessed(Weight::kCause, KindOfCode(failure.code), failure.reported_by, j, failure.at);
   candidate.witness.alone = true;
   candidate.record.message = failure.message;
@@ -94,7 +94,7 @@ VerdictKind KindOfCode(Code code) {
   return code == Code::kBroken ? VerdictKind::kBroken : VerdictKind::kStepFailed;
 }
 
-bool TellsItself(const SessionStory& culprit) {
+bool RecordsOwnFailure(const SessionStory& culprit) {
   if (culprit.attempts.empty()) return false;
   const Attempt& attempt = culprit.Last();
   const bool own_vote = !culprit.records_votes && attempt.decided && attempt.decided->culprit == culprit.session() &&

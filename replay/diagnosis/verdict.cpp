@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "replay/diagnosis/explanation.h"
@@ -12,15 +11,40 @@
 
 namespace amem {
 
-// By kind; no candidate cause is healthy or unreadable.
-constexpr std::array<void (*)(Explanation&), kVerdictKinds> kExplainers = {
-    nullptr,        ExplainFailedStep, ExplainFailedStep,    ExplainDied,        ExplainEnded,      ExplainNeverArrived,
-    ExplainStalled, ExplainRefused,    ExplainHalfDone,      ExplainBroken,      ExplainReferences, ExplainImpossible,
-    nullptr,        ExplainLeft,       ExplainLaunchRefused, ExplainNotUnderAmem};
-
-constexpr std::array<std::string_view, 3> kRoles = {"context", "cause", "consequence"};
-// Of each weight, in their order.
-constexpr std::array<std::string_view, 5> kWeights = {"cause", "absence", "consequence", "disagreement", "end"};
+static void ExplainByKind(Explanation& e) {
+  switch (e.cause.kind) {
+    case VerdictKind::kHealthy:
+    case VerdictKind::kUnreadable:
+      return;  // no candidate cause is one of these
+    case VerdictKind::kStepFailed:
+    case VerdictKind::kOutOfMemory:
+      return ExplainFailedStep(e);
+    case VerdictKind::kDied:
+      return ExplainDied(e);
+    case VerdictKind::kEnded:
+      return ExplainEnded(e);
+    case VerdictKind::kNeverArrived:
+      return ExplainNeverArrived(e);
+    case VerdictKind::kStalled:
+      return ExplainStalled(e);
+    case VerdictKind::kRefused:
+      return ExplainRefused(e);
+    case VerdictKind::kHalfDone:
+      return ExplainHalfDone(e);
+    case VerdictKind::kBroken:
+      return ExplainBroken(e);
+    case VerdictKind::kReferences:
+      return ExplainReferences(e);
+    case VerdictKind::kImpossible:
+      return ExplainImpossible(e);
+    case VerdictKind::kLeft:
+      return ExplainLeft(e);
+    case VerdictKind::kLaunchRefused:
+      return ExplainLaunchRefused(e);
+    case VerdictKind::kNotUnderAmem:
+      return ExplainNotUnderAmem(e);
+  }
+}
 
 // "Tag weights is paused there, with its contents kept."
 static std::string PoolText(const Explanation& e, const std::string& tag) {
@@ -34,15 +58,41 @@ static std::string PoolText(const Explanation& e, const std::string& tag) {
                      paused && pool->Preserves() ? ", with its contents kept" : "");
 }
 
-std::string_view ToText(Evidence::Role role) { return kRoles.at(static_cast<std::size_t>(role)); }
+std::string_view ToText(Evidence::Role role) {
+  switch (role) {
+    case Evidence::Role::kContext:
+      return "context";
+    case Evidence::Role::kCause:
+      return "cause";
+    case Evidence::Role::kConsequence:
+      return "consequence";
+  }
+  return "unknown";
+}
+
+static std::string_view ToText(CandidateCause::Weight weight) {
+  switch (weight) {
+    case CandidateCause::Weight::kCause:
+      return "cause";
+    case CandidateCause::Weight::kAbsence:
+      return "absence";
+    case CandidateCause::Weight::kConsequence:
+      return "consequence";
+    case CandidateCause::Weight::kDisagreement:
+      return "disagreement";
+    case CandidateCause::Weight::kEnd:
+      return "end";
+  }
+  return "unknown";
+}
 
 void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict) {
   for (const CandidateCause& c : candidates) {
     if (verdict.causes.size() == Verdict::kCausesMost) break;
     std::optional<SessionId> witness;
     if (c.witness.journal != nullptr && c.witness.journal->session() != c.session) witness = c.witness.journal->session();
-    verdict.causes.push_back({c.kind, c.session, roster.names().RankOf(c.session), c.wall_ns, witness,
-                              kWeights.at(static_cast<std::size_t>(c.weight)), c.record.message});
+    verdict.causes.push_back(
+        {c.kind, c.session, roster.names().RankOf(c.session), c.wall_ns, witness, ToText(c.weight), c.record.message});
   }
 }
 
@@ -66,7 +116,7 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   if (cause.witness.alone) {
     ExplainReported(explanation);
   } else {
-    kExplainers.at(static_cast<std::size_t>(cause.kind))(explanation);
+    ExplainByKind(explanation);
   }
   const bool of_pool = !verdict.tag.empty();
   if (of_pool) explanation.Say(PoolText(explanation, verdict.tag));
@@ -77,37 +127,65 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   RecommendForTheDead(explanation);
 }
 
+namespace {
+
+// How many processes of a healthy job are in which state.
+struct StatesOfHealthy {
+  std::size_t live = 0, closed = 0, copied = 0;  // as far as the process is known
+  std::size_t paused = 0, under_way = 0;
+  bool packed = false;  // all this is of when the journals were packed
+};
+
+StatesOfHealthy CountStates(const Roster& roster) {
+  StatesOfHealthy states;
+  states.packed = std::ranges::any_of(roster.journals(), WasPacked);
+  for (const SessionStory& j : roster.journals()) {
+    const SessionStatus status = j.findings.info.status;
+    states.live += status == SessionStatus::kLive ? 1 : 0;
+    states.copied += status == SessionStatus::kCopied ? 1 : 0;
+    states.closed += status == SessionStatus::kClosed ? 1 : 0;
+    states.paused += j.findings.state.lifecycle == Lifecycle::kPaused ? 1 : 0;
+    states.under_way += j.OpenAttempt() != nullptr || std::ranges::any_of(j.LastOfPools(), &Attempt::open) ? 1 : 0;
+  }
+  return states;
+}
+
+// " 4 processes live, 2 paused; they hold 8 MiB of their own memory on devices."
+std::string TextOfLive(const StatesOfHealthy& states, const Verdict::Totals& totals) {
+  if (states.live == 0) return {};
+  const std::string paused = states.paused != 0 ? fmt::format(", {} paused", states.paused) : "";
+  if (states.packed) {
+    const std::string released = totals.released != 0 ? ", and had given back " + FormatBytes(totals.released) : "";
+    return fmt::format(" {} lived when the journals were packed{}; they held {} of their own memory on devices{}.",
+                       Plural(states.live, "process", "processes"), paused, FormatBytes(totals.held), released);
+  }
+  const std::string released = totals.released != 0 ? ", and have given back " + FormatBytes(totals.released) : "";
+  return fmt::format(" {}{}; they hold {} of their own memory on devices{}.",
+                     Plural(states.live, "process lives", "processes live"), paused, FormatBytes(totals.held), released);
+}
+
+std::string TextOfCopied(const StatesOfHealthy& states) {
+  if (states.copied == 0) return {};
+  const bool paused = states.live == 0 && states.paused != 0;
+  return fmt::format(" {} of a journal that was not closed{}; whether the processes live now is not known.",
+                     Plural(states.copied, "process is known from a copy", "processes are known from copies"),
+                     paused ? fmt::format(", {} paused as of the copy", states.paused) : "");
+}
+
+}  // namespace
+
 void ExplainHealth(const Roster& roster, Verdict& verdict) {
   const Verdict::Totals& t = verdict.totals;
-  std::size_t live = 0, closed = 0, paused = 0, under_way = 0, copied = 0;
-  const bool packed = std::ranges::any_of(roster.journals(), WasPacked);
-  for (const SessionStory& j : roster.journals()) {
-    live += j.findings.info.status == SessionStatus::kLive ? 1 : 0;
-    copied += j.findings.info.status == SessionStatus::kCopied ? 1 : 0;
-    closed += j.findings.info.status == SessionStatus::kClosed ? 1 : 0;
-    paused += j.findings.state.lifecycle == Lifecycle::kPaused ? 1 : 0;
-    under_way += j.OpenAttempt() != nullptr || std::ranges::any_of(j.LastOfPools(), &Attempt::open) ? 1 : 0;
-  }
-  verdict.live = live != 0 && !packed;
+  const StatesOfHealthy states = CountStates(roster);
+  verdict.live = states.live != 0 && !states.packed;
   verdict.headline = fmt::format("Nothing is wrong: {} and {} of {} completed", Plural(t.pauses, "pause"),
                                  Plural(t.resumes, "resume"), Plural(t.journals, "process", "processes"));
   verdict.summary = fmt::format("{} were checked, and {} between processes {} on both sides.", Plural(t.events, "event"),
                                 Plural(t.references, "reference"), t.references == 1 ? "agrees" : "agree");
-  if (under_way != 0) verdict.summary += " A pause or resume is under way and makes progress.";
-  if (live != 0) {
-    verdict.summary += fmt::format(
-        " {}{}; they {} {} of their own memory on devices{}.",
-        packed ? Plural(live, "process", "processes") + " lived when the journals were packed"
-               : Plural(live, "process lives", "processes live"),
-        paused != 0 ? fmt::format(", {} paused", paused) : "", packed ? "held" : "hold", FormatBytes(t.held),
-        t.released != 0 ? fmt::format(", and {} given back {}", packed ? "had" : "have", FormatBytes(t.released)) : "");
-  }
-  if (copied != 0) {
-    verdict.summary += fmt::format(" {} of a journal that was not closed{}; whether the processes live now is not known.",
-                                   Plural(copied, "process is known from a copy", "processes are known from copies"),
-                                   live == 0 && paused != 0 ? fmt::format(", {} paused as of the copy", paused) : "");
-  }
-  if (closed != 0) verdict.summary += fmt::format(" {} in order.", Plural(closed, "process has ended", "processes have ended"));
+  if (states.under_way != 0) verdict.summary += " A pause or resume is under way and makes progress.";
+  verdict.summary += TextOfLive(states, t) + TextOfCopied(states);
+  if (states.closed != 0)
+    verdict.summary += fmt::format(" {} in order.", Plural(states.closed, "process has ended", "processes have ended"));
 }
 
 void SayWhatIsMissing(Verdict& verdict) {

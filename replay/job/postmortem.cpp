@@ -164,8 +164,10 @@ class Job {
                                      Plural(count, "reference"), SessionText(absent.second)));
     }
     for (const auto& [pair, count] : crashed_holding_) {
+      const JournalFindings* const* const owner = FindIn(by_session_, pair.second);
+      if (owner == nullptr) continue;  // never: only a reference that both journals have is counted
       Note(pair.first, fmt::format("crashed while holding {} of {}, which dropped the references by itself",
-                                   Plural(count, "allocation"), NameOf(by_session_.at(pair.second)->who)));
+                                   Plural(count, "allocation"), NameOf((*owner)->who)));
     }
     return std::move(found_);
   }

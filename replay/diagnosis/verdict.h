@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -107,8 +106,5 @@ struct Verdict {
     Bytes released = 0;  // likewise, what paused sessions have given back
   } totals;
 };
-
-// For programs that read `amem-replay why --json`. What is not known is null.
-nlohmann::ordered_json ToJson(const Verdict& verdict);
 
 }  // namespace amem

@@ -102,6 +102,20 @@ template <class Kind>
   return FormOf(Kind{});
 }
 
+struct KindOfEvent {
+  std::size_t index;
+};
+Json Show(KindOfEvent kind) { return KindWord(kind.index); }
+Json FormOf(KindOfEvent) { return {{"type", "string"}, {"pattern", "^[a-z0-9-]+$"}}; }  // an open list
+
+// What events of every kind have.
+void WriteHead(auto& to, const Event& event) {
+  to("seq", event.seq, "Its number in the journal, from 1");
+  to("time_ns", event.time_ns, "CLOCK_MONOTONIC of the host");
+  to("thread", event.thread);
+  to("kind", KindOfEvent{event.body.index()});
+}
+
 }  // namespace
 
 template <class To>
@@ -189,16 +203,18 @@ Json ToJson(const SavedContents& contents) { return Object(contents); }
 Json ToJson(const PauseContents& contents) { return Object(contents); }
 
 Json ToJson(const Event& event) {
-  Shown to{
-      {{"seq", event.seq.value}, {"time_ns", event.time_ns}, {"thread", event.thread}, {"kind", KindWord(event.body.index())}}};
+  Shown to;
+  WriteHead(to, event);
   std::visit([&to](const auto& body) { WriteFields(to, body); }, event.body);
   return std::move(to.json);
 }
 
 Json ToJson(const State& state) { return Object(state); }
 
-Json EventForms() {
-  Json forms = Json::array();
+Json EventForm() {
+  Form form;
+  WriteHead(form, Event{});
+  Json& forms = form.json["allOf"] = Json::array();
   const auto add = [&forms](Json then) {
     then.erase("type");
     forms.push_back({{"if", {{"properties", {{"kind", {{"const", KindWord(forms.size())}}}}}}}, {"then", std::move(then)}});
@@ -206,7 +222,7 @@ Json EventForms() {
   [&]<class... Kinds>(const std::variant<Kinds...>*) {
     (add(FormOfKind<Kinds>()), ...);
   }(static_cast<const EventVariant*>(nullptr));
-  return forms;
+  return std::move(form.json);
 }
 
 Json StateForm() { return FormOf(State{}); }

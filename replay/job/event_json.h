@@ -20,9 +20,9 @@ nlohmann::ordered_json ToJson(const Step& step);
 nlohmann::ordered_json ToJson(const SavedContents& contents);
 nlohmann::ordered_json ToJson(const PauseContents& contents);
 
-// The same in words of JSON Schema: for each kind of event its fields ("if" it is of that kind "then"), and what a state has.
-// They refer to "#/$defs/session" and "#/$defs/hex".
-nlohmann::ordered_json EventForms();
+// The same in words of JSON Schema: an event, with the fields of each kind in "allOf" ("if" it is of that kind "then"), and
+// what a state has. They refer to "#/$defs/session" and "#/$defs/hex".
+nlohmann::ordered_json EventForm();
 nlohmann::ordered_json StateForm();
 
 // A session id the way directories of journals are named: 16 hex digits.

@@ -34,10 +34,29 @@ concept Word = std::is_enum_v<T> && !std::is_same_v<T, LocationType>;  // shown 
 // Not inlined into the hundreds of fields that events have, which would take long to compile; so are others below.
 [[gnu::noinline]] inline void Set(Json& j, std::string_view name, Json value) { j[std::string(name)] = std::move(value); }
 
+// A text that is one of a few words.
+template <const auto& kWords>
+struct OneOf {
+  std::string_view word;
+};
+// A number that the form says to be at least so much.
+template <std::int64_t kLeast>
+struct AtLeast {
+  std::int64_t number = kLeast;
+};
+using RankOrNull = std::optional<AtLeast<0>>;  // null: no launcher gave it one
+inline RankOrNull RankShown(std::int32_t rank) { return rank < 0 ? RankOrNull() : AtLeast<0>{rank}; }
+
 // ---- a value as JSON -------------------------------------------------------------------------------------------------------
 
 template <class T>
 Json Show(const T& value);
+template <class T>  // of containers in one another, whose namespace is not this one
+Json Show(const std::optional<T>& value);
+template <class T>
+Json Show(const std::vector<T>& list);
+template <class Key, class T>
+Json Show(const std::map<Key, T>& map);
 inline Json Show(const std::string& text) { return text; }
 template <class What>
 Json Show(const Text<What>& text) {
@@ -58,6 +77,14 @@ inline Json Show(const CallSite& site) {
 template <class Tag, class Rep>
 Json Show(Id<Tag, Rep> id) {
   return id.value;
+}
+template <const auto& kWords>
+Json Show(const OneOf<kWords>& text) {
+  return text.word;
+}
+template <std::int64_t kLeast>
+Json Show(const AtLeast<kLeast>& value) {
+  return value.number;
 }
 template <class T>
 Json Show(const Hexadecimal<T>& hexadecimal) {
@@ -153,6 +180,12 @@ inline constexpr const char* kHex = "#/$defs/hex";
 
 template <class T>
 Json FormOf(const T& any);
+template <class T>
+Json FormOf(const std::optional<T>&);
+template <class T>
+Json FormOf(const std::vector<T>&);
+template <class Key, class T>
+Json FormOf(const std::map<Key, T>&);
 inline Json FormOf(const std::string&) { return {{"type", "string"}}; }
 template <class What>
 Json FormOf(const Text<What>& text) {
@@ -165,6 +198,16 @@ inline Json FormOf(const CallSite&) { return {{"type", "array"}, {"items", {{"$r
 template <class Tag, class Rep>
 Json FormOf(Id<Tag, Rep>) {
   return FormOf(Rep{});
+}
+template <const auto& kWords>
+Json FormOf(const OneOf<kWords>&) {
+  Json words = Json::array();
+  for (const std::string_view word : kWords) words.push_back(word);
+  return {{"enum", std::move(words)}};
+}
+template <std::int64_t kLeast>
+Json FormOf(const AtLeast<kLeast>&) {
+  return {{"type", "integer"}, {"minimum", kLeast}};
 }
 template <class T>
 Json FormOf(const Hexadecimal<T>&) {
@@ -232,6 +275,8 @@ Json FormOf(const T& any) {
     return {{"enum", std::move(words)}};
   } else if constexpr (std::is_same_v<T, bool>) {
     return {{"type", "boolean"}};
+  } else if constexpr (std::is_floating_point_v<T>) {  // a time that something took
+    return {{"type", "number"}, {"minimum", 0}};
   } else if constexpr (std::is_enum_v<T> || std::is_unsigned_v<T>) {
     return {{"type", "integer"}, {"minimum", 0}};
   } else if constexpr (std::is_signed_v<T>) {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <utility>
 
-#include "replay/job/event_json.h"
+#include "replay/job/json_form.h"
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
 #include "statemachine/event.h"
@@ -277,41 +277,74 @@ std::string StandingSentence(const StandingPicture& picture, std::size_t index, 
   return text;
 }
 
+// ---- as JSON ---------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct CycleRow {
+  Attempt attempt;
+  Progress progress;
+};
+template <class To>
+void WriteFields(To& to, const CycleRow& row) {
+  const Progress& p = row.progress;
+  const bool between = p.begun() && !p.phase;
+  to("kind", row.attempt.kind);
+  to("number", row.attempt.cycle);
+  to("begun", p.begun());
+  to("phase", between ? std::nullopt : std::optional(p.phase.value_or(ArrivalOf(row.attempt.kind))));
+  to("undoing", p.undoing);
+  to("waits", p.waits());
+  to("steps_done", p.steps_done);
+  to("steps_left", p.steps_left);
+  to("step", p.open_step ? std::optional(ToText(*p.open_step)) : std::nullopt, "Begun and not finished");
+}
+
+struct SessionRow {
+  Standing of;
+  double since_seconds = 0;
+  std::vector<SessionId> waits_for;
+};
+template <class To>
+void WriteFields(To& to, const SessionRow& row) {
+  const Standing& s = row.of;
+  to("session", s.who.session);
+  to("rank", RankShown(s.who.rank), "null: unknown");
+  to("pid", AtLeast<0>{s.who.pid});
+  to("host", static_cast<const std::string&>(s.who.host));
+  to("status", s.status);
+  to("state", s.lifecycle);
+  to("since_seconds", row.since_seconds, "How long it has been where it is");
+  to("held_bytes", s.held);
+  to("released_bytes", s.released);
+  to("cycle", s.attempt ? std::optional(CycleRow{*s.attempt, s.progress}) : std::nullopt);
+  to("failure", s.failure());
+  to("trouble", s.trouble);
+  to("waits_for", row.waits_for, "Who have not come or voted");
+}
+
+struct PictureRows {
+  std::uint64_t wall_ns = 0;
+  std::vector<SessionRow> sessions{};
+};
+template <class To>
+void WriteFields(To& to, const PictureRows& rows) {
+  to("at", WallText(rows.wall_ns));
+  to("at_ns", rows.wall_ns, "Nanoseconds since 1970");
+  to("sessions", rows.sessions);
+}
+
+}  // namespace
+
 nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t wall_ns) {
-  Json sessions = Json::array();
+  PictureRows rows{.wall_ns = wall_ns};
   for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
     const Standing& s = picture.sessions[i];
-    Json json = {{"session", SessionText(s.who.session)},
-                 {"rank", s.who.rank < 0 ? Json(nullptr) : Json(s.who.rank)},
-                 {"pid", s.who.pid},
-                 {"host", s.who.host},
-                 {"status", ToText(s.status)},
-                 {"state", ToText(s.lifecycle)},
-                 {"since_seconds", static_cast<double>(SinceNs(picture, s)) / 1e9},
-                 {"held_bytes", s.held},
-                 {"released_bytes", s.released},
-                 {"cycle", nullptr},
-                 {"failure", s.failure()},
-                 {"trouble", s.trouble}};
-    if (s.attempt) {
-      const Attempt& a = *s.attempt;
-      const Progress& p = s.progress;
-      json["cycle"] = {{"kind", ToText(a.kind)},
-                       {"number", a.cycle},
-                       {"begun", p.begun()},
-                       {"phase", p.begun() && !p.phase ? Json(nullptr) : Json(ToText(p.phase.value_or(ArrivalOf(a.kind))))},
-                       {"undoing", p.undoing},
-                       {"waits", p.waits()},
-                       {"steps_done", p.steps_done},
-                       {"steps_left", p.steps_left},
-                       {"step", p.open_step ? Json(ToText(*p.open_step)) : Json(nullptr)}};
-    }
-    Json late = Json::array();
-    for (const SessionId session : picture.waits_for[i]) late.push_back(SessionText(session));
-    json["waits_for"] = std::move(late);
-    sessions.push_back(std::move(json));
+    rows.sessions.push_back({s, static_cast<double>(SinceNs(picture, s)) / 1e9, picture.waits_for[i]});
   }
-  return {{"at", WallText(wall_ns)}, {"at_ns", wall_ns}, {"sessions", std::move(sessions)}};
+  return Object(rows);
 }
+
+nlohmann::ordered_json PictureForm() { return FormOf(PictureRows{}); }
 
 }  // namespace amem

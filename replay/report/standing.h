@@ -58,7 +58,8 @@ std::vector<std::string> PictureLines(const StandingPicture& picture, PictureSiz
 // nothing but time has gone by; steps are left out when `with_steps` is false.
 std::string StandingSentence(const StandingPicture& picture, std::size_t index, bool with_steps);
 
-// One object; sizes in bytes, times in seconds.
+// One object; sizes in bytes, times in seconds. And its form (replay/job/json_form.h).
 nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t wall_ns);
+nlohmann::ordered_json PictureForm();
 
 }  // namespace amem

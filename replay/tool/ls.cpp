@@ -17,6 +17,7 @@
 #include "replay/job/jobs.h"
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "replay/tool/control/request.h"
 #include "statemachine/apply.h"
@@ -33,28 +34,45 @@ struct Facts {
   Result<std::optional<Event>> waits = std::optional<Event>();
 };
 
-Json ToJson(const Facts& facts) {
-  const JournalInfo& info = facts.info;
-  Json snapshots = Json::array();
-  for (SequenceNumber snapshot : info.snapshots) snapshots.push_back(snapshot.value);
-  Json j = {{"session", SessionText(info.session)},
-            {"status", StatusText(info)},
-            {"broken_reason", info.broken_reason},
-            {"directory", PlaceOf(info.directory)},
-            {"format", info.format},
-            {"first", info.first.value},
-            {"last", info.last.value},
-            {"events", info.events},
-            {"file_bytes", info.file_bytes},
-            {"snapshots", std::move(snapshots)},
-            {"torn_tail", facts.report.torn_tail},
-            {"corrupt_records", facts.report.corrupt_records},
-            {"incomplete", facts.report.whole() ? Json(nullptr) : Json(DamageText(facts.report))}};
-  Json state = amem::ToJson(facts.state);
-  for (const char* key : {"opened", "lifecycle", "digest", "cycles", "cycle", "holdings", "pools", "libraries", "peers"})
-    j[key] = std::move(state[key]);
-  j["events_by_kind"] = std::move(state["events"]);
-  return j;
+// A field of a state under its own name. The state may be empty: of a form.
+struct FieldOfState {
+  const char* name;
+  const Json& state;
+};
+Json Show(const FieldOfState& field) { return field.state[field.name]; }
+Json FormOf(const FieldOfState& field) {
+  static const Json form = StateForm();
+  return form["properties"][field.name];
+}
+
+struct SessionAnswer {
+  static constexpr const char* kSchema = "session";
+  static constexpr const char* kTitle = "An element of what amem ls --json prints";
+  static constexpr const char* kMeaning = "A session: its journal, who wrote it, and its state at the end. Sizes are bytes.";
+  JournalInfo info{};
+  ReadReport report{};
+  Json state = amem::ToJson(State{});
+};
+template <class To>
+void WriteFields(To& to, const SessionAnswer& answer) {
+  const auto& [info, report, state] = answer;
+  to("session", info.session);
+  to("status", std::string(StatusText(info)), "\"live\", \"closed\", \"crashed\", ...");
+  to("broken_reason", info.broken_reason);
+  to("directory", std::string(PlaceOf(info.directory)));
+  to("format", info.format);
+  to("first", info.first);
+  to("last", info.last);
+  to("events", info.events);
+  to("file_bytes", info.file_bytes, "On disk");
+  to("snapshots", info.snapshots);
+  to("torn_tail", report.torn_tail);
+  to("corrupt_records", report.corrupt_records);
+  to("incomplete", report.whole() ? std::nullopt : std::optional(DamageText(report)),
+     "What could not be read of it, also of the pack that it came from; null: it was read whole");
+  for (const char* name : {"opened", "lifecycle", "digest", "cycles", "cycle", "holdings", "pools", "libraries", "peers"})
+    to(name, FieldOfState{name, state});
+  to("events_by_kind", FieldOfState{"events", state}, "How many events there were of each kind");
 }
 
 // "label     value", nothing if there is no value.
@@ -235,9 +253,11 @@ int RunList(const ListOptions& options, Output& out) {
   if (options.live) return PrintLive(options.targets.names, options.json, out);
   const std::vector<std::filesystem::path> sessions = FindSessions(options.targets);
   if (options.json) {
-    Json list = Json::array();
-    ForEachSession(sessions, options.verbose, [&list](const Facts& facts) { list.push_back(ToJson(facts)); });
-    if (!AnyComplaint() || !list.empty()) PrintJson(out, list, "session");
+    std::vector<SessionAnswer> list;
+    ForEachSession(sessions, options.verbose, [&list](const Facts& facts) {
+      list.push_back({facts.info, facts.report, ToJson(facts.state)});
+    });
+    if (!AnyComplaint() || !list.empty()) PrintAnswers(out, list);
   } else {
     options.verbose ? PrintVerbosely(sessions, out) : PrintList(sessions, out);
   }
@@ -254,6 +274,8 @@ void AddOptions(Arguments& arguments, ListOptions& options) {
 }
 
 }  // namespace
+
+Json SessionSchema() { return SchemaOf<SessionAnswer>(); }
 
 Command ListCommand() {
   return WithOptions<ListOptions>({kFailureGroup, "ls", "The sessions, newest first; -v: all of each",

@@ -131,6 +131,16 @@ Json CompleteSchema(Json form, const std::string& name, const char* title, const
                  {"properties", {{"schema", {{"const", "amem-replay/" + name}}}, {"version", {{"const", kSchemaVersion}}}}}};
   for (const Json& field : form["required"]) schema["required"].push_back(field);
   for (const auto& [field, of] : form["properties"].items()) schema["properties"][field] = of;
+  if (form.contains("allOf")) schema["allOf"] = form["allOf"];
+  return schema;
+}
+
+Json WithoutOtherKeys(Json schema) {
+  if (schema.contains("properties")) {
+    schema["additionalProperties"] = false;
+    for (auto& [name, form] : schema["properties"].items()) form = WithoutOtherKeys(std::move(form));
+  }
+  if (schema.contains("items")) schema["items"] = WithoutOtherKeys(std::move(schema["items"]));
   return schema;
 }
 

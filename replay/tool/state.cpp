@@ -309,6 +309,10 @@ void PrintLifecycleAndMemory(Output& out, const State& state, std::string_view w
 }
 
 Json DifferenceSchema() { return SchemaOf<DifferenceAnswer>(); }
+Json StateSchema() {
+  return CompleteSchema(StateForm(), "state", "amem state --json",
+                        "What AMem knew after an event. Sizes are bytes, addresses and handles strings like \"0x7f00\".");
+}
 
 Command StateCommand() {
   return WithOptions<StateOptions>({kMemoryGroup, "state", "What AMem knew after an event; --to: what changed",

@@ -289,13 +289,31 @@ void PrintUnused(Output& out, const Sorted& groups, Bytes held) {
         << " of that are parts of slabs that nobody uses\n";
 }
 
-Json ToJson(const std::string& by, const Sorted& sorted) {
-  auto list = Json::array();
-  for (const auto& [key, sum] : sorted) {
-    list.push_back({{by, key}, {"bytes", sum.bytes}, {"count", sum.count}, {"backed_bytes", sum.resident}});
-    if (by == "tag") list.back()["last_pause"] = sum.last_pause ? ToJson(sum.last_pause) : Json();
-  }
-  return list;
+struct TopAnswer {
+  static constexpr const char* kSchema = "top";
+  static constexpr const char* kTitle = "An element of what amem top --json prints";
+  static constexpr const char* kMeaning = "A group of allocations. Its name has the key that --by gives. Sizes are bytes.";
+  std::string by{}, name{};
+  Sum sum{};
+};
+template <class To>
+void WriteFields(To& to, const TopAnswer& answer) {
+  const auto name = [&](const char* by, const char* description = nullptr) {
+    to.If(answer.by == by, by, answer.name, description);
+  };
+  name("tag");
+  name("communicator");
+  name("card", "A network card or plugin, and whether a pause gives it up, or why it stays");
+  name("site");
+  name("size");
+  name("age");
+  const Sum& sum = answer.sum;
+  to("bytes", sum.bytes);
+  to("count", sum.count);
+  to("backed_bytes", sum.resident, "On the device now; of a card, what it holds now");
+  to.If(answer.by == "tag", "last_pause", sum.last_pause ? std::optional(sum.last_pause) : std::nullopt,
+        "What became of the contents that the last pause saved: copied, as in the copy of the pause before and not copied, or "
+        "zero; null: not recorded");
 }
 
 struct ReferencesAnswer {
@@ -377,7 +395,9 @@ int RunTop(const TopOptions& options, Output& out) {
   if (by == "peer") {
     PrintWithReferences(options, sorted, references, heading, out);
   } else if (options.json) {
-    PrintJson(out, ToJson(by, sorted));
+    std::vector<TopAnswer> answers;
+    for (const auto& [name, sum] : sorted) answers.push_back({by, name, sum});
+    PrintAnswers(out, answers);
   } else if (!sorted.empty()) {
     PrintText(out, by, sorted, options.limit, heading);
     if (by != "card") PrintUnused(out, sorted, held);
@@ -401,6 +421,7 @@ void AddOptions(Arguments& arguments, TopOptions& options) {
 }  // namespace
 
 Json ReferencesSchema() { return SchemaOf<ReferencesAnswer>(); }
+Json TopSchema() { return SchemaOf<TopAnswer>(); }
 
 Command TopCommand() {
   return WithOptions<TopOptions>(

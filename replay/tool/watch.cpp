@@ -17,6 +17,7 @@
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
 #include "replay/report/standing.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "replay/tool/terminal/terminal.h"
 
@@ -229,6 +230,11 @@ void AddOptions(Arguments& arguments, WatchOptions& options) {
 }
 
 }  // namespace
+
+Json WatchSchema() {
+  return CompleteSchema(PictureForm(), "watch", "A line of what amem watch --json prints",
+                        "Where each rank of a job is at a moment. Sizes are bytes.");
+}
 
 Command WatchCommand() {
   return WithOptions<WatchOptions>(

@@ -6,9 +6,9 @@
 #include <span>
 
 #include "replay/diagnosis/diagnosis.h"
-#include "replay/diagnosis/verdict.h"
-#include "replay/job/event_json.h"
+#include "replay/diagnosis/verdict_form.h"
 #include "replay/job/names.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "replay/tool/terminal/terminal.h"
 
@@ -114,6 +114,19 @@ void PrintOthers(Output& out, std::span<const Verdict> others, const Targets& ta
   }
 }
 
+struct WhyAnswer {
+  static constexpr const char* kSchema = "why";
+  static constexpr const char* kTitle = "amem why --json";
+  static constexpr const char* kMeaning = "What went wrong with the last pause or resume of a job. What is not known is null.";
+  Verdict verdict{};
+  std::vector<Verdict> others{};
+};
+template <class To>
+void WriteFields(To& to, const WhyAnswer& answer) {
+  WriteFields(to, answer.verdict);
+  to("other_jobs", answer.others, "Verdicts on the other jobs in these places");
+}
+
 Result<std::vector<Verdict>> Judge(const std::vector<std::filesystem::path>& sessions, const std::vector<std::string>& unread,
                                    bool as_one) {
   if (!as_one) return DiagnoseJobs(sessions, unread);
@@ -131,11 +144,7 @@ int RunWhy(const WhyOptions& options, Output& out) {
   const Verdict& first = verdicts->front();
   const std::span<const Verdict> others = std::span(*verdicts).subspan(1);
   if (options.json) {
-    Json json = ToJson(first);
-    Json jobs = Json::array();
-    for (const Verdict& other : others) jobs.push_back(ToJson(other));
-    json["other_jobs"] = std::move(jobs);
-    PrintJson(out, json);
+    PrintAnswer(out, WhyAnswer{first, {others.begin(), others.end()}});
   } else {
     PrintText(out, first, LogAround(first, options.targets, !others.empty()));
     PrintOthers(out, others, options.targets);
@@ -149,6 +158,8 @@ void AddOptions(Arguments& arguments, WhyOptions& options) {
 }
 
 }  // namespace
+
+Json WhySchema() { return SchemaOf<WhyAnswer>(); }
 
 Command WhyCommand() {
   return WithOptions<WhyOptions>(

@@ -168,7 +168,7 @@ def metrics():
 
 def schemas():
     rows = []
-    for path in sorted(glob.glob(os.path.join(TREE, "replay/tool/schemas/*.schema.json"))):
+    for path in sorted(glob.glob(os.path.join(os.path.dirname(tool()), "../share/amem/schemas/*.schema.json"))):
         with open(path, encoding="utf-8") as file:
             one = json.load(file)
         keys = ", ".join("`%s`" % key for key in one["required"] if key not in ("schema", "version"))

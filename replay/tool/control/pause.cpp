@@ -8,13 +8,17 @@
 #include <utility>
 
 #include "journal/base/clock.h"
-#include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/story/job_cycles.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/control/request.h"
 
 namespace amem::tool {
 namespace {
+
+constexpr std::string_view kAskingCommands[] = {"pause", "resume", "park", "ls"};
+constexpr std::string_view kFreezeWords[] = {"frozen", "lost", "stuck", "under way"};
+constexpr std::string_view kPhaseWords[] = {"running", "held", "arrived", "pausing", "paused", "resuming", "failed", "silent"};
 
 Result<State> StateIn(const std::filesystem::path& session) {  // after its last event
   AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
@@ -36,35 +40,54 @@ Bytes HeldBy(const control::RankLook& rank) {
   return sum;
 }
 
-Json StaysOf(const Account& account, const Account::OfDevice& all) {
-  Json stays = Json::array();
-  for (const auto& [reason, bytes] : all.kept) stays.push_back({{"what", reason}, {"pieces", nullptr}, {"bytes", bytes}});
+struct StaysRow {
+  std::string what;
+  std::optional<AtLeast<1>> pieces;
+  Bytes bytes = 0;
+};
+template <class To>
+void WriteFields(To& to, const StaysRow& row) {
+  to("what", row.what);
+  to("pieces", row.pieces, "null where they are not counted");
+  to("bytes", row.bytes);
+}
+
+std::vector<StaysRow> StaysOf(const Account& account, const Account::OfDevice& all) {
+  std::vector<StaysRow> stays;
+  for (const auto& [reason, bytes] : all.kept) stays.push_back({reason, {}, bytes});
   for (const auto& [whose, share] : account.unplaced)
-    stays.push_back({{"what", whose}, {"pieces", share.pieces}, {"bytes", share.bytes}});
+    stays.push_back({whose, AtLeast<1>{static_cast<std::int64_t>(share.pieces)}, share.bytes});
   return stays;
 }
 
-// What its journal would say is null where that cannot be read.
-Json JsonOf(const control::RankLook& rank) {
+struct RankRow {
+  control::RankLook rank;
+};
+template <class To>
+void WriteFields(To& to, const RankRow& row) {
+  const control::RankLook& rank = row.rank;
   const Account::OfDevice all = rank.account ? OfAllDevices(*rank.account) : Account::OfDevice();
-  return {{"session", SessionText(rank.process.session)},
-          {"rank", rank.rank < 0 ? Json() : Json(rank.rank)},
-          {"pid", rank.process.pid},
-          {"start_ticks", rank.process.start_ticks},
-          {"directory", rank.process.directory.string()},
-          {"alive", rank.alive},
-          {"phase", rank.phase()},
-          {"safepoints", rank.is.steps},
-          {"paused_by_program", rank.paused_by_program()},
-          {"held_bytes", HeldBy(rank)},
-          {"freed_bytes", rank.is.freed},
-          {"taken", rank.account ? Json(all.taken) : Json()},
-          {"running", rank.account ? Json(all.running) : Json()},
-          {"stays", rank.account ? StaysOf(*rank.account, all) : Json()},
-          {"between_launches", rank.is.launches.why_not.empty()},
-          {"why_not_between_launches", rank.is.launches.why_not.empty() ? Json() : Json(rank.is.launches.why_not)},
-          {"parked", rank.is.parked},
-          {"doing", rank.Doing()}};
+  const auto if_read = [&rank](auto value) { return rank.account ? std::optional(std::move(value)) : std::nullopt; };
+  to("session", rank.process.session);
+  to("rank", RankShown(rank.rank), "null where no launcher gave it a number");
+  to("pid", AtLeast<0>{rank.process.pid});
+  to("start_ticks", rank.process.start_ticks, "Field 22 of /proc/PID/stat: with the pid it names one process");
+  to("directory", rank.process.directory.string());
+  to("alive", rank.alive);
+  to("phase", OneOf<kPhaseWords>{rank.phase()});
+  to("safepoints", rank.is.steps, "That the rank has come to");
+  to("paused_by_program", rank.paused_by_program(), "The program's own pause holds");
+  to("held_bytes", HeldBy(rank), "Resident GPU memory that AMem knows of, when the rank last came, paused or resumed");
+  to("freed_bytes", rank.is.freed, "By the last pause from outside");
+  to("taken", if_read(all.taken), "Bytes that pauses have taken, by tag; null: its journal cannot be read");
+  to("running", if_read(all.running),
+     "Of held_bytes, what a pause of the tag would take, by tag; null: its journal cannot be read");
+  to("stays", if_read(rank.account ? StaysOf(*rank.account, all) : std::vector<StaysRow>()),
+     "What a pause leaves on the GPUs; of ls --live; null: its journal cannot be read");
+  to("between_launches", rank.is.launches.why_not.empty(), "It can be stopped between two launches of NCCL's");
+  to("why_not_between_launches", OrNull{rank.is.launches.why_not}, "null where it can");
+  to("parked", rank.is.parked, "Of a rank that is paused: it stands between launches, with all its memory");
+  to("doing", rank.Doing(), "A sentence for people");
 }
 
 // How a pause would stop it.
@@ -99,10 +122,28 @@ std::string AccountOf(const control::RankLook& rank) {
   return text;
 }
 
-// "under way": its command has not ended.
-Json JsonOf(const std::optional<FreezeStep>& freeze) {
-  if (!freeze) return {};
-  return freeze->outcome.empty() ? "under way" : freeze->outcome;
+struct ControlAnswer {
+  static constexpr const char* kSchema = "control";
+  static constexpr const char* kTitle = "amem pause --json, resume, park, ls --live";
+  static constexpr const char* kMeaning = "The living ranks of a job on this host.";
+  std::string_view command{};
+  double seconds = 0;
+  std::size_t elsewhere = 0;
+  std::optional<FreezeStep> freeze{};
+  std::vector<RankRow> ranks{};
+};
+template <class To>
+void WriteFields(To& to, const ControlAnswer& answer) {
+  using Outcome = OneOf<kFreezeWords>;
+  const auto outcome = [](const FreezeStep& freeze) { return Outcome{freeze.outcome.empty() ? "under way" : freeze.outcome}; };
+  to("command", OneOf<kAskingCommands>{answer.command});
+  to("seconds", answer.seconds, "How long the request took; 0 for ls --live");
+  to("elsewhere", answer.elsewhere, "Ranks that the launcher counts beside these: those of other hosts are asked there");
+  to("freeze", answer.freeze ? std::optional(outcome(*answer.freeze)) : std::nullopt,
+     "Of ls --live: what came of a freeze or thaw that has not brought the job back; null: of none. under way: it has not "
+     "ended, or "
+     "its tool died");
+  to("ranks", answer.ranks);
 }
 
 // The ranks with what they do; with --json an object of the schema `control`. `done`: what was done, a sentence. `freeze`: that
@@ -112,15 +153,9 @@ void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const 
   std::vector<control::RankLook> sorted = ranks;
   std::ranges::sort(sorted, {}, [](const control::RankLook& rank) { return std::pair(rank.rank, rank.process.pid); });
   if (json) {
-    Json all = Json::array();
-    for (const control::RankLook& rank : sorted) all.push_back(JsonOf(rank));
-    return PrintJson(out,
-                     {{"command", running_command},
-                      {"seconds", seconds},
-                      {"elsewhere", job.elsewhere},
-                      {"freeze", JsonOf(freeze)},
-                      {"ranks", all}},
-                     "control");
+    ControlAnswer answer{running_command, seconds, job.elsewhere, freeze};
+    for (control::RankLook& rank : sorted) answer.ranks.push_back({std::move(rank)});
+    return PrintAnswer(out, answer);
   }
   if (!done.empty()) out << done << "\n";
   for (const control::RankLook& rank : sorted)
@@ -258,6 +293,8 @@ int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
   if (freeze && !json) out << TextOf(*freeze, true) << "\n";
   return kFine;
 }
+
+Json ControlSchema() { return SchemaOf<ControlAnswer>(); }
 
 Command PauseCommand() {
   return WithOptions<RequestOptions>(

@@ -7,6 +7,7 @@
 
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 
 namespace amem::tool {
@@ -62,7 +63,7 @@ bool EventStream::ReadOn() {
 // ---- an event in a line ----------------------------------------------------------------------------------------------------
 
 EventPrinter::EventPrinter(Output& out, const SessionOpened& who, PrinterOptions options)
-    : out_(out), options_(std::move(options)), session_(SessionText(who.session)), rank_(who.rank) {}
+    : out_(out), options_(std::move(options)), session_(who.session), rank_(who.rank) {}
 
 bool EventPrinter::TakesBack(const EventBody& body) {
   const auto is_undo = [this](PoolId pool, PhaseKind phase) {
@@ -93,13 +94,37 @@ void EventPrinter::PrintText(const Event& event) {
   (out_ << head_ << (TakesBack(event.body) ? "undo, " : "") << ToText(event.body)).Verbatim("\n");
 }
 
+// The fields that a line has before its event's own.
+struct EventLine {
+  SessionId session{};
+  std::int32_t rank = -1;
+  bool named = false;  // with its rank
+  std::optional<std::int64_t> wall_ns{};
+};
+template <class To>
+void WriteFields(To& to, const EventLine& line) {
+  to("journal", line.session, "Of the session that wrote it");
+  to.If(line.named, "journal_rank", RankShown(line.rank), "Its rank, with --merge, and of several that log -f follows");
+  to.If(line.wall_ns.has_value(), "wall_ns", line.wall_ns.value_or(0), "Nanoseconds since 1970, with --wall");
+  to("session", line.session, "Of an event about another session that one, else as journal");
+}
+
 void EventPrinter::PrintJson(const Event& event) {
-  Json line = {{"journal", session_}};
-  if (!options_.name.empty()) line["journal_rank"] = rank_ < 0 ? Json(nullptr) : Json(rank_);
-  if (options_.wall) line["wall_ns"] = static_cast<std::uint64_t>(Wall(event));
-  line["session"] = session_;  // an event about another session has that one's id in its place
+  Json line =
+      Object(EventLine{session_, rank_, !options_.name.empty(), options_.wall ? std::optional(Wall(event)) : std::nullopt});
   line.update(ToJson(event));
   tool::PrintJson(out_, std::move(line), "event", -1);
+}
+
+Json EventSchema() {
+  Json form = FormOf(EventLine{}), event = EventForm();
+  for (const Json& field : event["required"]) form["required"].push_back(field);
+  form["properties"].update(event["properties"]);
+  form["allOf"] = std::move(event["allOf"]);
+  return CompleteSchema(
+      std::move(form), "event", "A line of what amem log --json prints",
+      "An event of a journal. Sizes are bytes, addresses, handles and call sites strings like \"0x7f00\". Other "
+      "kinds may be added.");
 }
 
 }  // namespace amem::tool

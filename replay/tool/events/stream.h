@@ -137,7 +137,7 @@ class EventPrinter {
 
   Output& out_;
   const PrinterOptions options_;
-  const std::string session_;
+  const SessionId session_;
   const std::int32_t rank_;
   std::map<PoolId, CycleKind> cycles_;  // under way
   std::string head_;                    // of a line: its memory is used again

@@ -13,8 +13,8 @@
 #include "replay/driver/checkpointer.h"
 #include "replay/driver/cuda/nvml.h"
 #include "replay/freeze/operation.h"
-#include "replay/job/event_json.h"
 #include "replay/job/names.h"
+#include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "replay/tool/control/request.h"
 #include "statemachine/event.h"
@@ -40,24 +40,83 @@ class ThisMachine final : public FreezeHost {
   std::jthread nvml_;
 };
 
-Json ToJson(const FrozenProcess& one) {
-  Json gpus = Json::array();
-  for (const auto& [uuid, before, taken] : one.gpus) gpus.push_back({{"uuid", uuid}, {"before", before}, {"taken", taken}});
-  return {{"session", SessionText(one.process.session)},
-          {"name", one.process.name},
-          {"pid", one.process.pid},
-          {"gpus", std::move(gpus)}};
+constexpr std::string_view kOutcomes[] = {"frozen", "running", "paused", "lost", "stuck", "untouched"};
+constexpr std::string_view kSteps[] = {"pause", "lock", "checkpoint", "restore", "unlock", "resume", "checks", "rest"};
+
+struct FrozenGpuRow {
+  GpuShare share;
+};
+template <class To>
+void WriteFields(To& to, const FrozenGpuRow& row) {
+  to("uuid", row.share.gpu);
+  to("before", row.share.before, "Bytes that the process held there before the pause");
+  to("taken", row.share.taken, "Bytes that were left for the driver to take");
 }
 
-Json ToJson(const FreezeReport& report, const Status& status, std::span<const GpuInUse> gpus) {
-  Json processes = Json::array(), times = Json::array(), used = Json::array();
-  for (const FrozenProcess& one : report.processes) processes.push_back(ToJson(one));
-  for (const FreezeReport::Time& time : report.times) times.push_back({{"step", time.step}, {"ms", time.ms}});
-  for (const GpuInUse& gpu : gpus) used.push_back({{"uuid", gpu.uuid}, {"used", gpu.used}, {"total", gpu.memory.total}});
-  return {{"ok", status.ok()},           {"outcome", report.outcome.empty() ? "untouched" : report.outcome},
-          {"message", status.message()}, {"processes", std::move(processes)},
-          {"times", std::move(times)},   {"gpus", std::move(used)},
-          {"lost", report.lost},         {"notes", report.notes}};
+struct FrozenRow {
+  FrozenProcess one;
+};
+template <class To>
+void WriteFields(To& to, const FrozenRow& row) {
+  std::vector<FrozenGpuRow> gpus;
+  for (const GpuShare& share : row.one.gpus) gpus.push_back({share});
+  to("session", row.one.process.session);
+  to("name", row.one.process.name);
+  to("pid", AtLeast<0>{row.one.process.pid});
+  to("gpus", gpus);
+}
+
+struct TimeRow {
+  FreezeReport::Time time;
+};
+template <class To>
+void WriteFields(To& to, const TimeRow& row) {
+  to("step", OneOf<kSteps>{row.time.step}, "checks: all that came before the first step; rest: what was between the steps");
+  to("ms", row.time.ms);
+}
+
+struct GpuRow {
+  std::string uuid;
+  Bytes used = 0, total = 0;
+};
+template <class To>
+void WriteFields(To& to, const GpuRow& row) {
+  to("uuid", row.uuid);
+  to("used", row.used);
+  to("total", row.total);
+}
+
+struct FreezeAnswer {
+  static constexpr const char* kSchema = "freeze";
+  static constexpr const char* kTitle = "amem freeze --json, amem thaw --json";
+  static constexpr const char* kMeaning =
+      "What became of a freeze or a thaw. With exit code 2, nothing was found to act on: error.schema.json.";
+  FreezeReport report{};
+  Status status{};
+  std::vector<GpuInUse> gpus{};
+};
+template <class To>
+void WriteFields(To& to, const FreezeAnswer& answer) {
+  const FreezeReport& report = answer.report;
+  std::vector<FrozenRow> processes;
+  std::vector<TimeRow> times;
+  std::vector<GpuRow> gpus;
+  for (const FrozenProcess& one : report.processes) processes.push_back({one});
+  for (const FreezeReport::Time& time : report.times) times.push_back({time});
+  for (const GpuInUse& gpu : answer.gpus) gpus.push_back({gpu.uuid, gpu.used, gpu.memory.total});
+  to("ok", answer.status.ok(), "What was wanted is done");
+  to("outcome", OneOf<kOutcomes>{report.outcome.empty() ? "untouched" : std::string_view(report.outcome)},
+     "How the job is now. paused: as it was before the freeze; lost: a process is lost, the others are back; stuck: half done, "
+     "the "
+     "message tells what to run; untouched: as it was");
+  to("message", answer.status.message(), "Of a failure: which process, which step, what the driver said, and what to do");
+  to("processes", processes);
+  to("times", times,
+     "Steps in the order in which they were made, so that the sum is the whole; one of several processes takes as long as the "
+     "slowest");
+  to("gpus", gpus, "All GPUs that NVML shows, afterwards");
+  to("lost", report.lost);
+  to("notes", report.notes, "What could not be checked");
 }
 
 void PrintText(Output& out, const FreezeReport& report, std::span<const GpuInUse> gpus) {
@@ -87,7 +146,7 @@ void PrintText(Output& out, const FreezeReport& report, std::span<const GpuInUse
 int Finish(const FreezeCommandOptions& options, const FreezeReport& report, const Status& status, ThisMachine& machine,
            Output& out) {
   const std::vector<GpuInUse> gpus = machine.GpusInUse();
-  options.json ? PrintJson(out, ToJson(report, status, gpus), "freeze") : PrintText(out, report, gpus);
+  options.json ? PrintAnswer(out, FreezeAnswer{report, status, gpus}) : PrintText(out, report, gpus);
   return status.ok() ? kFine : ComplainOf(status, kViolationFound);
 }
 
@@ -145,6 +204,8 @@ int RunFreeze(const FreezeCommandOptions& options, Output& out) { return Perform
 int RunThaw(const FreezeCommandOptions& options, Output& out) { return Perform(options, &FreezeOperation::Thaw, out); }
 
 }  // namespace
+
+Json FreezeSchema() { return WithoutOtherKeys(SchemaOf<FreezeAnswer>()); }
 
 Command FreezeCommand() {
   return WithOptions<FreezeCommandOptions>(

@@ -1,6 +1,5 @@
-// Writes the JSON schemas of `--json` into a folder. Of a command that tells its answer once (replay/tool/answer.h) the schema
-// follows from that. Others are as they stand in this folder; those of events, states and sessions say with "made" what follows
-// from the fields of events and states (replay/job/event_json.h).
+// Writes the JSON schemas of `--json` into a folder: each follows from what the command prints (replay/tool/answer.h). That of
+// `amem doctor --prove`, which Python prints, is copied from this folder.
 //   make_schemas FROM TO
 #include <cstdio>
 #include <exception>
@@ -8,7 +7,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "replay/job/event_json.h"
 #include "replay/tool/answer.h"
 #include "replay/tool/command_line/command_line.h"
 
@@ -18,43 +16,22 @@ namespace {
 
 using amem::tool::Json;
 
-constexpr std::pair<const char*, Json (*)()> kTold[] = {{"diff", amem::tool::DifferenceSchema},
-                                                        {"error", amem::tool::ErrorSchema},
-                                                        {"refs", amem::tool::ReferencesSchema},
-                                                        {"run", amem::tool::ReplaySchema},
-                                                        {"verify", amem::tool::VerifySchema}};
+constexpr std::pair<const char*, Json (*)()> kMade[] = {
+    {"control", amem::tool::ControlSchema}, {"diff", amem::tool::DifferenceSchema}, {"error", amem::tool::ErrorSchema},
+    {"event", amem::tool::EventSchema},     {"freeze", amem::tool::FreezeSchema},   {"refs", amem::tool::ReferencesSchema},
+    {"run", amem::tool::ReplaySchema},      {"session", amem::tool::SessionSchema}, {"state", amem::tool::StateSchema},
+    {"top", amem::tool::TopSchema},         {"verify", amem::tool::VerifySchema},   {"watch", amem::tool::WatchSchema},
+    {"why", amem::tool::WhySchema}};
 
 void AddDefinitions(Json& schema) {
   schema["$defs"] = {{"session", {{"description", "The id of a session"}, {"type", "string"}, {"pattern", "^[0-9a-f]{16}$"}}},
                      {"hex", {{"type", "string"}, {"pattern", "^0x[0-9a-f]+$"}}}};
 }
 
-void Fill(Json& schema) {
-  const Json made = schema["made"];
-  schema.erase("made");
-  if (made == "events") {
-    schema["allOf"] = amem::EventForms();
-  } else {
-    const Json state = amem::StateForm();
-    for (const Json& name : made == "state" ? state["required"] : made) {
-      schema["required"].push_back(name);
-      schema["properties"][name.get<std::string>()] = state["properties"].at(name.get<std::string>());
-    }
-  }
-  AddDefinitions(schema);
-}
-
 void Write(const Json& schema, const std::filesystem::path& to) {
   std::ofstream out(to);
   out << schema.dump(1) << "\n";
   if (!out.flush()) throw std::runtime_error("cannot write " + to.string());
-}
-
-void Make(const std::filesystem::path& from, const std::filesystem::path& to) {
-  std::ifstream in(from);
-  Json schema = Json::parse(in);
-  if (schema.contains("made")) Fill(schema);
-  Write(schema, to);
 }
 
 }  // namespace
@@ -65,9 +42,9 @@ int main(int argc, char** argv) {
     std::filesystem::remove_all(argv[2]);  // with schemas of commands that are gone
     std::filesystem::create_directories(argv[2]);
     for (const auto& entry : std::filesystem::directory_iterator(argv[1])) {
-      if (entry.path().extension() == ".json") Make(entry.path(), std::filesystem::path(argv[2]) / entry.path().filename());
+      if (entry.path().extension() == ".json") std::filesystem::copy(entry.path(), argv[2]);
     }
-    for (const auto& [name, make] : kTold) {
+    for (const auto& [name, make] : kMade) {
       Json schema = make();
       AddDefinitions(schema);
       Write(schema, std::filesystem::path(argv[2]) / (std::string(name) + ".schema.json"));

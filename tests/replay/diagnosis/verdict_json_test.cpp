@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "replay/diagnosis/verdict.h"
+#include "replay/diagnosis/verdict_form.h"
 
 namespace amem {
 namespace {
@@ -57,7 +57,7 @@ Verdict Full() {
 
 TEST(VerdictJson, has_every_field_in_its_order) {
   for (const Verdict& verdict : {Full(), Verdict{}}) {
-    const Ordered json = ToJson(verdict);
+    const Ordered json = Object(verdict);
     std::vector<std::string> names;
     for (const auto& [name, value] : json.items()) names.push_back(name);
     EXPECT_EQ(names, kFields);
@@ -65,7 +65,7 @@ TEST(VerdictJson, has_every_field_in_its_order) {
 }
 
 TEST(VerdictJson, has_the_value_of_every_field) {
-  const Ordered json = ToJson(Full());
+  const Ordered json = Object(Full());
   EXPECT_TRUE(json["healthy"].is_null()) << "a part could not be read";
   EXPECT_EQ(json["kind"], "out-of-memory");
   EXPECT_EQ(json["headline"], "a headline");
@@ -74,8 +74,8 @@ TEST(VerdictJson, has_the_value_of_every_field) {
   EXPECT_TRUE(json["remedy"].get<std::string>().ends_with("; then: read the message")) << json["remedy"];
   Verdict whole = Full();
   whole.damage.clear();
-  EXPECT_EQ(ToJson(whole)["healthy"], false);
-  EXPECT_EQ(ToJson(whole)["remedy"], "read the message");
+  EXPECT_EQ(Object(whole)["healthy"], false);
+  EXPECT_EQ(Object(whole)["remedy"], "read the message");
   EXPECT_EQ(json["remedy_action"], "read-message");
   EXPECT_EQ(json["job"], "2 sessions on host a");
   EXPECT_EQ(json["ranks"], Ordered::array({0, 3}));
@@ -120,7 +120,7 @@ TEST(VerdictJson, has_the_value_of_every_field) {
 }
 
 TEST(VerdictJson, has_null_for_what_is_not_known) {
-  const Ordered json = ToJson(Verdict{});
+  const Ordered json = Object(Verdict{});
   EXPECT_EQ(json["healthy"], true);
   EXPECT_EQ(json["kind"], "healthy");
   EXPECT_EQ(json["live"], false);
@@ -133,7 +133,7 @@ TEST(VerdictJson, has_null_for_what_is_not_known) {
 }
 
 TEST(VerdictJson, evidence_has_its_role_and_null_for_no_rank_event_or_time) {
-  const Ordered evidence = ToJson(Full())["evidence"];
+  const Ordered evidence = Object(Full())["evidence"];
   EXPECT_EQ(evidence[0], Ordered({{"session", "0000000000c0ffee"},
                                   {"rank", 0},
                                   {"seq", 17},

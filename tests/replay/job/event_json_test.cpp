@@ -48,7 +48,7 @@ std::set<std::string> KeysOf(const nlohmann::ordered_json& json) {
 
 // A sample has a value in every field, and a default in none: what both have is required, and what the sample has may be there.
 TEST(EventJson, the_schema_of_every_kind_names_its_fields_and_requires_those_that_are_always_there) {
-  const auto forms = EventForms();
+  const auto forms = EventForm()["allOf"];
   ASSERT_EQ(forms.size(), kEventKinds);
   for (std::size_t kind = 0; kind < kEventKinds; ++kind) {
     const auto& form = forms[kind]["then"];

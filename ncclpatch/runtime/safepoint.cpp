@@ -82,7 +82,7 @@ class OnSession final : public control::Actions {
     const std::string why = nccl::launches::Read().why_not;
     return why.empty() ? WhyBesideProgramCannotPause() : why;
   }
-  Result<control::Standing> Ask(SessionId rank) override { return control::StandingOf(sockets_, rank); }
+  Result<control::RankStatus> Ask(SessionId rank) override { return control::StatusOf(sockets_, rank); }
 
  private:
   // The program's threads may capture while this one calls the driver.
@@ -185,9 +185,9 @@ int BeforeResume() noexcept {
 static control::RankControl& Control() {
   // Who asks from outside reads in the journal what stays on the GPU, so that it is told there first.
   class Telling final : public control::RankControl {
-    control::Standing Look() override {
+    control::RankStatus CurrentStatus() override {
       if (Session* const session = Runtime::Get().started()) Runtime::Get().TellInWiderScope(*session, false);
-      return RankControl::Look();
+      return RankControl::CurrentStatus();
     }
   };
   return Forever<Telling>();

@@ -33,12 +33,12 @@ struct RankProcess {
 };
 
 // What is known of a rank from outside.
-struct RankLook {
+struct RankView {
   RankProcess process;
   std::int32_t rank = -1;          // -1: no launcher gave it a number
   bool alive = true;               // and in contact with this program
   bool heard = false;              // it has told how it stands
-  Standing is;                     // as it told last
+  RankStatus is;                   // as it told last
   std::optional<Account> account;  // where the tool has read the rank's journal
   std::string lost = "has ended";  // if it is not alive: that, or that only the connection to it is known to have ended
 
@@ -72,7 +72,7 @@ using Progress = std::function<void(const std::string& sentence)>;
 class AskedJob {
  public:
   virtual ~AskedJob() = default;
-  [[nodiscard]] virtual std::vector<RankLook> Look() = 0;
+  [[nodiscard]] virtual std::vector<RankView> Ranks() = 0;
   // All or nothing. Ok when every rank is paused, also if it was before. The failure names the ranks that did not come, with
   // what each is doing, or the rank whose pause failed, with its message; then every rank runs as before.
   virtual Status Pause(const AskOptions& options, const Progress& progress) = 0;

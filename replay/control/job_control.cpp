@@ -14,11 +14,11 @@ namespace amem::control {
 constexpr std::chrono::milliseconds kBeat{1000};                              // between signs of life to the ranks
 constexpr std::chrono::milliseconds kForWaiting{3'000}, kForPausing{60'000};  // for an earlier tool
 
-static std::vector<RankLook> LooksOf(std::vector<RankLink>& ranks) {
+static std::vector<RankView> ViewsOf(std::vector<RankLink>& ranks) {
   AskAll(ranks);
-  std::vector<RankLook> all;
+  std::vector<RankView> all;
   for (const RankLink& rank : ranks)
-    if (rank.refused().ok()) all.push_back(rank.look());
+    if (rank.refused().ok()) all.push_back(rank.view());
   return all;
 }
 
@@ -59,22 +59,22 @@ void JobControl::AwaitEndOfEarlier() {
   for (const RankLink& rank : ranks_) order_.request = std::max(order_.request, rank->is.last_request);
 }
 
-std::vector<RankLook> JobControl::Look() { return LooksOf(ranks_); }
+std::vector<RankView> JobControl::Ranks() { return ViewsOf(ranks_); }
 
-std::vector<RankLook> LookAt(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory) {
+std::vector<RankView> RanksAt(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory) {
   const ToolSockets sockets(socket_directory);
   std::vector<RankLink> links;
   for (const RankPlace& place : ranks) {
     auto link = RankLink::Connect(sockets, place);
     if (link && *link) links.push_back(**std::move(link));
   }
-  return LooksOf(links);
+  return ViewsOf(links);
 }
 
 Status JobControl::LeaveNote(SessionId session, EventBody note) {
   const auto rank = std::ranges::find(ranks_, session, [](const RankLink& one) { return one->process.session; });
   if (rank == ranks_.end()) return {Code::kNotFound, ToText(session) + " is none of this job's"};
-  const bool told = rank->Tell(std::move(note));
+  const bool told = rank->SendNote(std::move(note));
   Await(ranks_, In(kAnswerSoon), [&] { return rank->answered() || !(*rank)->alive; });
   if (!told || !(*rank)->alive || !rank->answered()) return {Code::kPeerLost, rank->name() + " " + (*rank)->Doing()};
   return {};
@@ -153,7 +153,7 @@ bool JobControl::HasCome(const RankLink& rank) const {
 }
 
 bool JobControl::HasDone(const RankLink& rank, Stage stage) const {
-  const Standing& is = rank->is;
+  const RankStatus& is = rank->is;
   if (!IsAbout(rank)) return is.own_pause == OwnPause::kPaused;  // what its program paused, it has paused
   return is.stage_done >= stage && (stage != Stage::kNccl || is.phase == Phase::kPaused);
 }

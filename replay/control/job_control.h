@@ -22,7 +22,7 @@ class JobControl final : public AskedJob {
   // has ended are left out; kNotFound: none is left. Waits until what a tool that died has left has come to its end.
   static Result<JobControl> Open(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory);
 
-  [[nodiscard]] std::vector<RankLook> Look() override;
+  [[nodiscard]] std::vector<RankView> Ranks() override;
   Status Pause(const AskOptions& options, const Progress& progress = {}) override;
   Status Resume(std::chrono::milliseconds deadline, const Progress& progress = {}) override;
   Status LeaveNote(SessionId session, EventBody note) override;
@@ -71,6 +71,6 @@ class JobControl final : public AskedJob {
 };
 
 // The same look without keeping others from asking: for commands that only show. What cannot be looked at is left out.
-[[nodiscard]] std::vector<RankLook> LookAt(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory);
+[[nodiscard]] std::vector<RankView> RanksAt(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory);
 
 }  // namespace amem::control

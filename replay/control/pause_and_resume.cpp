@@ -47,7 +47,7 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
 Status JobControl::AgreeOnStep(const AskOptions& options) {
   std::uint64_t least = 1;
   for (const RankLink& rank : ranks_) {
-    const Standing& is = rank->is;
+    const RankStatus& is = rank->is;
     if (HasCome(rank) || is.phase == Phase::kPaused) continue;
     const std::uint64_t next = Has(rank, Phase::kHeld) ? is.at : is.steps + 1;
     if (options.at_step && *options.at_step < next)

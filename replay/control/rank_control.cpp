@@ -39,22 +39,22 @@ void RankControl::SetAsked(std::uint64_t request) {
   asked_at_steps_.store(order_.launches.version == 0 ? request : 0, std::memory_order_seq_cst);
 }
 
-void RankControl::Tell(const Change& change) {
+void RankControl::ChangeStatus(const Change& change) {
   const std::lock_guard lock(mutex_);
-  Standing before = standing_;
-  change(standing_);
-  if (tell_ && standing_ != before) tell_();
+  RankStatus before = status_;
+  change(status_);
+  if (notify_ && status_ != before) notify_();
 }
 
-void RankControl::TellChanges(std::function<void()> tell) {
+void RankControl::NotifyOfChanges(std::function<void()> tell) {
   const std::lock_guard lock(mutex_);
-  tell_ = std::move(tell);
+  notify_ = std::move(tell);
 }
 
 void RankControl::OnOrder(const Order& order) {
   const std::lock_guard lock(mutex_);
   void_after_ = In(patience_);
-  if (order.request == 0 || order.request <= settled_ || order.request < last_request_) return;
+  if (order.request == 0 || order.request <= done_ || order.request < last_request_) return;
   last_request_ = order.request;
   order_ = order;
   tool_lives_ = true;
@@ -76,9 +76,9 @@ void RankControl::OnToolGone() {
   changed_.notify_all();
 }
 
-Standing RankControl::Look() {
+RankStatus RankControl::CurrentStatus() {
   const std::lock_guard lock(mutex_);
-  Standing now = standing_;
+  RankStatus now = status_;
   now.steps = steps_.load(std::memory_order_seq_cst);
   now.last_step_ns = last_step_ns_.load(std::memory_order_relaxed);
   now.last_request = last_request_;
@@ -92,15 +92,15 @@ bool RankControl::ToolLives() {
   return tool_lives_ && !Passed(void_after_);
 }
 
-void RankControl::Settle(std::uint64_t request) {
+void RankControl::MarkDone(std::uint64_t request) {
   const std::lock_guard lock(mutex_);
-  settled_ = std::max(settled_, request);
+  done_ = std::max(done_, request);
   if (asked_.load(std::memory_order_relaxed) == request) SetAsked(0);
 }
 
 // The tool reads `about`, so that it takes nothing that is about an earlier request for an answer to this one.
 void RankControl::Begin(std::uint64_t request, Phase phase) {
-  Tell([&](Standing& mine) {
+  ChangeStatus([&](RankStatus& mine) {
     if (mine.about == request) return;
     mine.about = request;
     mine.failure = {};
@@ -110,7 +110,7 @@ void RankControl::Begin(std::uint64_t request, Phase phase) {
 }
 
 void RankControl::Report(Phase phase, Stage done, const Change& change) {
-  Tell([&](Standing& mine) {
+  ChangeStatus([&](RankStatus& mine) {
     change(mine);
     mine.phase = phase;
     mine.stage_done = done;
@@ -131,7 +131,7 @@ bool RankControl::Serve(std::uint64_t step, bool return_soon) {
     const std::uint64_t change = changes_;
     const Order order = asked_.load(std::memory_order_relaxed) != 0 ? order_ : Order();
     lock.unlock();
-    const Next next = LookAt(order, step);
+    const Next next = Advance(order, step);
     if (next == Next::kGoOn) return true;
     if (next == Next::kAgain) continue;
     if (return_soon && std::exchange(slept, true)) return false;
@@ -150,11 +150,11 @@ void RankControl::ServeBetweenLaunches() {
     const Order order = asked_.load(std::memory_order_relaxed) != 0 ? order_ : Order();
     const bool ends = ends_;
     lock.unlock();
-    const Next next = ends ? Next::kGoOn : LookAt(order, kBetweenLaunches);
+    const Next next = ends ? Next::kGoOn : Advance(order, kBetweenLaunches);
     if (next == Next::kAgain) continue;
     if (next == Next::kGoOn) {
       actions_->LetLaunchesGo();
-      Tell([](Standing& mine) {
+      ChangeStatus([](RankStatus& mine) {
         mine.launches = {};
         mine.parked = false;
       });
@@ -175,31 +175,31 @@ void RankControl::ServeBetweenLaunches() {
 RankControl::Next RankControl::HoldLaunches(const Order& order, bool own_pause) {
   const agreement::LaunchReading reading = actions_->HoldLaunches(order.launches);
   if (order.launches.stands && reading.why_not.empty()) {
-    Tell([&](Standing& mine) { mine.launches = {.version = reading.version}; });  // what it counted matters no more
+    ChangeStatus([&](RankStatus& mine) { mine.launches = {.version = reading.version}; });  // what it counted matters no more
     return Arrive(order, 0, own_pause);
   }
-  Report(Phase::kHeld, Stage::kCome, [&](Standing& mine) {
+  Report(Phase::kHeld, Stage::kCome, [&](RankStatus& mine) {
     mine.at = 0;
     mine.launches = reading;
   });
   return Next::kWait;
 }
 
-RankControl::Next RankControl::LookAt(const Order& order, std::uint64_t step) {
-  if (mode_ == Mode::kPaused) return LookPaused(order);
-  if (mode_ == Mode::kWaiting) return LookWaiting(order);
-  if (order.request != 0) return LookIdle(order, step);
-  Tell([](Standing& mine) {
+RankControl::Next RankControl::Advance(const Order& order, std::uint64_t step) {
+  if (mode_ == Mode::kPaused) return AdvancePaused(order);
+  if (mode_ == Mode::kWaiting) return AdvanceWaiting(order);
+  if (order.request != 0) return AdvanceIdle(order, step);
+  ChangeStatus([](RankStatus& mine) {
     if (mine.phase == Phase::kHeld) mine.phase = Phase::kRunning;
   });
   return Next::kGoOn;
 }
 
-RankControl::Next RankControl::LookIdle(const Order& order, std::uint64_t step) {
+RankControl::Next RankControl::AdvanceIdle(const Order& order, std::uint64_t step) {
   Begin(order.request, Phase::kRunning);
   const bool resumes = order.ask == Ask::kResume;  // and nothing is paused
   if (resumes || (order.stage == Stage::kCome && !ToolLives())) {
-    Settle(order.request);
+    MarkDone(order.request);
     Report(Phase::kRunning, resumes ? Stage::kNccl : Stage::kCome);
     return Next::kGoOn;
   }
@@ -208,7 +208,7 @@ RankControl::Next RankControl::LookIdle(const Order& order, std::uint64_t step) 
   if (step == kBetweenLaunches) return order.launches.version != 0 ? HoldLaunches(order, own) : Next::kGoOn;
   if (step == kOwnResume || own) return Arrive(order, step, true);
   if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
-    Report(Phase::kHeld, Stage::kCome, [step](Standing& mine) { mine.at = step; });
+    Report(Phase::kHeld, Stage::kCome, [step](RankStatus& mine) { mine.at = step; });
     return Next::kWait;
   }
   if (step == order.target) return Arrive(order, step, false);
@@ -217,7 +217,7 @@ RankControl::Next RankControl::LookIdle(const Order& order, std::uint64_t step) 
 }
 
 RankControl::Next RankControl::Arrive(const Order& order, std::uint64_t step, bool own_pause) {
-  See(order);
+  JournalRequestOnce(order);
   actions_->Note(SafepointReached{order.request, step});
   mode_ = Mode::kWaiting;
   about_ = order.request;
@@ -225,7 +225,7 @@ RankControl::Next RankControl::Arrive(const Order& order, std::uint64_t step, bo
   tags_done_ = false;
   nccl_ = Nccl::kHere;
   held_before_ = actions_->Held();
-  Report(Phase::kArrived, Stage::kCome, [&](Standing& mine) {
+  Report(Phase::kArrived, Stage::kCome, [&](RankStatus& mine) {
     mine.at = step;
     mine.at_ns = MonotonicNs();
     mine.held = held_before_;
@@ -233,13 +233,13 @@ RankControl::Next RankControl::Arrive(const Order& order, std::uint64_t step, bo
   return Next::kAgain;
 }
 
-RankControl::Next RankControl::LookWaiting(const Order& order) {
+RankControl::Next RankControl::AdvanceWaiting(const Order& order) {
   if (order.request != about_) return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
   Stage stage = order.stage;
   if (stage != Stage::kNccl && !ToolLives()) {
     // It may have died between its last word to one rank and that to another. The one that it told first decides for all.
     const bool asks = stage == Stage::kTags && order.told_first != SessionId() && order.told_first != self_;
-    const auto first = asks ? actions_->Ask(order.told_first) : Result<Standing>(Status(Code::kPeerLost, "nobody"));
+    const auto first = asks ? actions_->Ask(order.told_first) : Result<RankStatus>(Status(Code::kPeerLost, "nobody"));
     if (!first && first.status().code() == Code::kTimeout) return Next::kWait;  // stopped: what it was told is not known yet
     const bool told =
         first && first->asked.request == about_ && first->asked.ask == Ask::kPause && first->asked.stage == Stage::kNccl;
@@ -269,7 +269,7 @@ RankControl::Next RankControl::PauseNow(const Order& order) {
   const Bytes held = actions_->Held();
   const Bytes freed = held_before_ - std::min(held_before_, held);
   actions_->Note(RequestEnded{about_, CycleKind::kPause, Code::kOk, "", freed});
-  Report(Phase::kPaused, Stage::kNccl, [&](Standing& mine) {
+  Report(Phase::kPaused, Stage::kNccl, [&](RankStatus& mine) {
     mine.held = held;
     mine.freed = freed;
     mine.parked = parks;
@@ -290,7 +290,7 @@ std::optional<RankControl::Next> RankControl::UnlessNcclPauses() {
 // The undo of the pause failed too, on all ranks that share memory. What the program would launch now is refused, so it waits
 // here like after a pause, and a resume from outside mends it, which brings the tags back first.
 RankControl::Next RankControl::StayAway(const Status& why) {
-  Settle(about_);
+  MarkDone(about_);
   mode_ = Mode::kPaused;
   return StayPaused(CycleKind::kPause, why);
 }
@@ -299,7 +299,7 @@ RankControl::Next RankControl::StayAway(const Status& why) {
 // mend it.
 RankControl::Next RankControl::GiveUp(const Status& why, Phase phase) {
   const Status undone = actions_->ResumeTags();
-  Settle(about_);
+  MarkDone(about_);
   if (!undone.ok()) {
     mode_ = Mode::kPaused;
     return StayPaused(CycleKind::kResume,
@@ -307,16 +307,16 @@ RankControl::Next RankControl::GiveUp(const Status& why, Phase phase) {
   }
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{about_, CycleKind::kPause, why.code(), why.message()});
-  Report(phase, Stage::kCome, [&](Standing& mine) {
+  Report(phase, Stage::kCome, [&](RankStatus& mine) {
     if (phase == Phase::kFailed) mine.failure = why;
   });
   return phase == Phase::kFailed ? Next::kGoOn : Next::kAgain;
 }
 
-RankControl::Next RankControl::LookPaused(const Order& order) {
+RankControl::Next RankControl::AdvancePaused(const Order& order) {
   if (order.request == 0 || order.request == about_) return Next::kWait;
   if (order.ask == Ask::kResume) return ResumeAsAsked(order);
-  See(order);
+  JournalRequestOnce(order);
   about_ = order.request;
   Begin(order.request, Phase::kPausing);
   if (order.all_tags)
@@ -325,13 +325,13 @@ RankControl::Next RankControl::LookPaused(const Order& order) {
   if (nccl_ == Nccl::kInDoubt)
     if (const auto next = UnlessNcclPauses()) return *next;
   actions_->Note(RequestEnded{order.request, CycleKind::kPause, Code::kOk, ""});
-  Report(Phase::kPaused, Stage::kNccl, [held = actions_->Held()](Standing& mine) { mine.held = held; });
+  Report(Phase::kPaused, Stage::kNccl, [held = actions_->Held()](RankStatus& mine) { mine.held = held; });
   return Next::kWait;
 }
 
 RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
   if (seen_ != order.request) {
-    See(order);
+    JournalRequestOnce(order);
     tags_done_ = false;
     Begin(order.request, Phase::kResuming);
   }
@@ -353,18 +353,18 @@ RankControl::Next RankControl::ResumeAsAsked(const Order& order) {
   nccl_ = Nccl::kHere;
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
-  Settle(order.request);
-  Report(Phase::kRunning, Stage::kNccl, [held = actions_->Held()](Standing& mine) { mine.held = held; });
+  MarkDone(order.request);
+  Report(Phase::kRunning, Stage::kNccl, [held = actions_->Held()](RankStatus& mine) { mine.held = held; });
   return Next::kGoOn;
 }
 
 RankControl::Next RankControl::StayPaused(CycleKind failed, const Status& why) {
   actions_->Note(RequestEnded{about_, failed, why.code(), why.message()});
-  Report(Phase::kPaused, Stage::kCome, [&](Standing& mine) { mine.failure = why; });
+  Report(Phase::kPaused, Stage::kCome, [&](RankStatus& mine) { mine.failure = why; });
   return Next::kWait;
 }
 
-void RankControl::See(const Order& order) {
+void RankControl::JournalRequestOnce(const Order& order) {
   if (std::exchange(seen_, order.request) == order.request) return;
   const bool pauses = order.ask == Ask::kPause;
   actions_->Note(RequestSeen{order.request, pauses ? CycleKind::kPause : CycleKind::kResume, order.by_pid,
@@ -374,12 +374,12 @@ void RankControl::See(const Order& order) {
 // ---- the program's own pauses ----------------------------------------------------------------------------------------------
 
 void RankControl::SetOwnPause(OwnPause own) {
-  Tell([&](Standing& mine) { mine.own_pause = own; });
+  ChangeStatus([&](RankStatus& mine) { mine.own_pause = own; });
 }
 
 OwnPause RankControl::OwnPauseNow() {
   const std::lock_guard lock(mutex_);
-  return standing_.own_pause;
+  return status_.own_pause;
 }
 
 // The tool takes a rank whose own pause holds for one that has come, so under one lock the rank looks whether it is asked, and
@@ -387,7 +387,7 @@ OwnPause RankControl::OwnPauseNow() {
 bool RankControl::MayResume(bool return_soon) {
   for (;;) {
     bool may = false;
-    Tell([&](Standing& mine) {
+    ChangeStatus([&](RankStatus& mine) {
       may = asked_.load(std::memory_order_relaxed) == 0;
       if (may && mine.own_pause != OwnPause::kNo) mine.own_pause = OwnPause::kResuming;
     });

@@ -40,7 +40,7 @@ class Actions {
   virtual Status AwaitLaunches() = 0;
   virtual std::string WhyLaunchesCannotBeHeld() = 0;  // empty: they can; waits for nobody
   // How another rank stands; waits for a moment at most. kPeerLost: it has ended.
-  virtual Result<Standing> Ask(SessionId rank) = 0;
+  virtual Result<RankStatus> Ask(SessionId rank) = 0;
 };
 
 class RankControl : public RequestServer {
@@ -75,8 +75,8 @@ class RankControl : public RequestServer {
 
   void OnOrder(const Order& order) override;
   void OnToolGone() override;
-  [[nodiscard]] Standing Look() override;
-  void TellChanges(std::function<void()> tell) override;
+  [[nodiscard]] RankStatus CurrentStatus() override;
+  void NotifyOfChanges(std::function<void()> tell) override;
 
  private:
   enum class Mode { kIdle, kWaiting, kPaused };
@@ -85,13 +85,13 @@ class RankControl : public RequestServer {
   static constexpr std::uint64_t kOwnResume = 0;                        // a step that no safe point has
   static constexpr std::uint64_t kBetweenLaunches = ~std::uint64_t{0};  // likewise: AMem's own thread, while the program runs
 
-  Next LookAt(const Order& order, std::uint64_t step);
-  Next LookIdle(const Order& order, std::uint64_t step);
+  Next Advance(const Order& order, std::uint64_t step);
+  Next AdvanceIdle(const Order& order, std::uint64_t step);
   void SetAsked(std::uint64_t request);
   void ServeBetweenLaunches();
   Next HoldLaunches(const Order& order, bool own_pause);
-  Next LookWaiting(const Order& order);
-  Next LookPaused(const Order& order);
+  Next AdvanceWaiting(const Order& order);
+  Next AdvancePaused(const Order& order);
   Next ResumeAsAsked(const Order& order);
   Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
   Next PauseNow(const Order& order);
@@ -99,17 +99,17 @@ class RankControl : public RequestServer {
   [[nodiscard]] std::optional<Next> UnlessNcclPauses();
   Next StayAway(const Status& why);
   Next GiveUp(const Status& why, Phase phase);
-  void See(const Order& order);
+  void JournalRequestOnce(const Order& order);
 
   [[nodiscard]] bool ToolLives();
   void SetOwnPause(OwnPause own);
   [[nodiscard]] OwnPause OwnPauseNow();
-  void Settle(std::uint64_t request);  // nothing more is to be done about this one
+  void MarkDone(std::uint64_t request);  // nothing more is to be done about this one
   void Begin(std::uint64_t request, Phase phase);
-  using Change = std::function<void(Standing&)>;
-  void Tell(const Change& change);  // of standing_, under the lock
+  using Change = std::function<void(RankStatus&)>;
+  void ChangeStatus(const Change& change);  // of status_, under the lock
   void Report(
-      Phase phase, Stage done, const Change& change = [](Standing&) {});
+      Phase phase, Stage done, const Change& change = [](RankStatus&) {});
 
   const std::chrono::milliseconds patience_;
   alignas(64) std::atomic<std::uint64_t> steps_{0};
@@ -119,11 +119,11 @@ class RankControl : public RequestServer {
   alignas(64) std::mutex mutex_;  // over the next ones
   std::condition_variable changed_;
   Order order_;
-  Standing standing_;  // but for steps and what is asked
-  std::uint64_t changes_ = 0, settled_ = 0, last_request_ = 0;
+  RankStatus status_;  // but for steps and what is asked
+  std::uint64_t changes_ = 0, done_ = 0, last_request_ = 0;
   Deadline void_after_{};    // unless the tool is heard before
   bool tool_lives_ = false;  // the one that gave order_
-  std::function<void()> tell_;
+  std::function<void()> notify_;
   Actions* held_by_ = nullptr;  // what holds launches
   std::thread between_;         // ServeBetweenLaunches
   bool serves_between_ = false, ends_ = false;

@@ -25,7 +25,7 @@ std::string Ago(std::uint64_t then_ns) {
   return fmt::format("{:.1f} s ago", static_cast<double>(now - std::min(now, then_ns)) / 1e9);
 }
 
-std::string Running(const Standing& is) {
+std::string Running(const RankStatus& is) {
   if (is.steps == 0)
     return "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; " +
            (is.launches.why_not.empty() ? "it can be stopped between launches: --between-launches"
@@ -34,7 +34,7 @@ std::string Running(const Standing& is) {
                      Ago(is.last_step_ns));
 }
 
-std::string Text(const Standing& is) {
+std::string Text(const RankStatus& is) {
   const std::string place = is.at != 0                 ? fmt::format("in safe point {}", is.at)
                             : is.launches.version != 0 ? "between two launches"
                                                        : "in its program's own resume";
@@ -95,13 +95,13 @@ ToolSockets::ToolSockets(const std::filesystem::path& place) {
 
 RankLink::RankLink(const RankPlace& place, pid_t pid, std::unique_ptr<PeerConnection> connection)
     : connection_(std::move(connection)) {
-  look_.process = {place.session, pid, StartTicks(pid), {}, place.directory};
+  view_.process = {place.session, pid, StartTicks(pid), {}, place.directory};
   SetRank(place.rank);
 }
 
 void RankLink::SetRank(std::int32_t rank) {
-  look_.rank = rank;
-  look_.process.name = rank >= 0 ? fmt::format("rank {}", rank) : fmt::format("pid {}", look_.process.pid);
+  view_.rank = rank;
+  view_.process.name = rank >= 0 ? fmt::format("rank {}", rank) : fmt::format("pid {}", view_.process.pid);
 }
 
 Result<std::optional<RankLink>> RankLink::Connect(const ToolSockets& sockets, const RankPlace& place) {
@@ -131,40 +131,40 @@ bool RankLink::Send(MessageBody body) {
 }
 
 void RankLink::Give(const Order& order) {
-  if (!look_.alive) return;
+  if (!view_.alive) return;
   unsent_.reset();
   if (!Send(OrderMessage{order})) unsent_ = order;
 }
 
-bool RankLink::Ask() { return look_.alive && answered() && Send(LookMessage{}); }
+bool RankLink::Ask() { return view_.alive && answered() && Send(AskStatusMessage{}); }
 
-bool RankLink::Tell(EventBody note) { return look_.alive && Send(NoteMessage{std::move(note)}); }
+bool RankLink::SendNote(EventBody note) { return view_.alive && Send(NoteMessage{std::move(note)}); }
 
-void RankLink::Hear(const Message& message) {
+void RankLink::TakeMessage(const Message& message) {
   if (message.request != 0) answered_ = std::max(answered_, message.request);
   if (const auto* welcome = std::get_if<WelcomeMessage>(&message.body)) {
-    if (look_.rank < 0) SetRank(welcome->self.rank);
-  } else if (const auto* told = std::get_if<StandingMessage>(&message.body)) {
-    look_.is = told->standing;
-    look_.heard = true;
+    if (view_.rank < 0) SetRank(welcome->self.rank);
+  } else if (const auto* told = std::get_if<RankStatusMessage>(&message.body)) {
+    view_.is = told->standing;
+    view_.heard = true;
   } else if (const auto* failure = std::get_if<FailureMessage>(&message.body)) {
     refused_ = failure->status;
   }
 }
 
 void RankLink::Take() {
-  if (!look_.alive) return;
+  if (!view_.alive) return;
   if (unsent_ && Send(OrderMessage{*unsent_})) unsent_.reset();
   const bool died = CanBeRead(connection_->process_fd());  // what it said last counts
   for (;;) {
     const auto came = connection_->TryReceive();
-    if (!came) look_.alive = false;
+    if (!came) view_.alive = false;
     if (!came || !*came) break;
-    Hear((*came)->message);
+    TakeMessage((*came)->message);
   }
-  if (died) look_.alive = false;
-  const ProcessIdentity process{look_.process.pid, look_.process.start_ticks};
-  if (!look_.alive && !LifeOf(process, connection_->process_fd()).HasEnded()) look_.lost = "has lost contact with this program";
+  if (died) view_.alive = false;
+  const ProcessIdentity process{view_.process.pid, view_.process.start_ticks};
+  if (!view_.alive && !LifeOf(process, connection_->process_fd()).HasEnded()) view_.lost = "has lost contact with this program";
 }
 
 void Await(std::span<RankLink> links, Deadline until, const std::function<bool()>& done) {
@@ -189,7 +189,7 @@ void AskAll(std::span<RankLink> links) {
         [&] { return std::ranges::all_of(asked, [](const RankLink* link) { return link->answered() || !(*link)->alive; }); });
 }
 
-Result<Standing> StandingOf(const ToolSockets& sockets, SessionId session) {
+Result<RankStatus> StatusOf(const ToolSockets& sockets, SessionId session) {
   AMEM_ASSIGN(auto link, RankLink::Connect(sockets, {.session = session}));
   if (!link) return Status{Code::kPeerLost, ToText(session) + " has ended"};
   RankLink& rank = *link;
@@ -201,18 +201,18 @@ Result<Standing> StandingOf(const ToolSockets& sockets, SessionId session) {
 
 // ---- what is said of it ----------------------------------------------------------------------------------------------------
 
-std::string RankLook::Doing() const {
+std::string RankView::Doing() const {
   if (!alive) return lost;
   return heard ? Text(is) : "does not answer";
 }
 
 std::string RankLink::DoingInDetail() const {
-  if (!look_.alive) return look_.Doing();
+  if (!view_.alive) return view_.Doing();
   const auto text = [](const Sight& sight) { return sight.state + (sight.where.empty() ? "" : " " + sight.where); };
-  const pid_t pid = look_.process.pid;
+  const pid_t pid = view_.process.pid;
   const int process = connection_->process_fd();
-  std::string doing = fmt::format("{}; its process is {}", look_.Doing(), text(SeeThread(pid, pid, process)));
-  const std::span<const std::uint32_t> threads = look_.is.launches.threads;
+  std::string doing = fmt::format("{}; its process is {}", view_.Doing(), text(SeeThread(pid, pid, process)));
+  const std::span<const std::uint32_t> threads = view_.is.launches.threads;
   std::size_t told = 0;
   for (const std::uint32_t thread : threads) {
     const auto other = static_cast<pid_t>(thread);
@@ -222,7 +222,7 @@ std::string RankLink::DoingInDetail() const {
     doing += fmt::format("; its thread {}, which calls NCCL, is {}", other, text(sight));
     ++told;
   }
-  return doing + FromJournal(look_.process.directory);
+  return doing + FromJournal(view_.process.directory);
 }
 
 }  // namespace amem::control

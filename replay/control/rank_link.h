@@ -41,12 +41,12 @@ class RankLink {
 
   void Give(const Order& order);  // in place of one that had no room yet
   bool Ask();                     // how it stands; false: it owes an answer already
-  bool Tell(EventBody note);      // false: there is no room now
+  bool SendNote(EventBody note);  // false: there is no room now
   void Take();                    // all that has come, its end included
 
-  [[nodiscard]] const RankLook& look() const { return look_; }
-  const RankLook* operator->() const { return &look_; }
-  [[nodiscard]] const std::string& name() const { return look_.process.name; }
+  [[nodiscard]] const RankView& view() const { return view_; }
+  const RankView* operator->() const { return &view_; }
+  [[nodiscard]] const std::string& name() const { return view_.process.name; }
   [[nodiscard]] bool has_room() const { return !unsent_; }
   [[nodiscard]] bool answered() const { return has_room() && answered_ >= sent_; }  // all that it was sent
   [[nodiscard]] const Status& refused() const { return refused_; }                  // what it has answered, or ok
@@ -56,12 +56,12 @@ class RankLink {
  private:
   RankLink(const RankPlace& place, pid_t pid, std::unique_ptr<PeerConnection> connection);
   bool Send(MessageBody body);
-  void Hear(const Message& message);
+  void TakeMessage(const Message& message);
   friend void Await(std::span<RankLink> links, Deadline until, const std::function<bool()>& done);
 
   void SetRank(std::int32_t rank);
 
-  RankLook look_;
+  RankView view_;
   std::unique_ptr<PeerConnection> connection_;
   std::optional<Order> unsent_;
   std::uint64_t sent_ = 0, answered_ = 0;  // by the numbers of messages
@@ -69,7 +69,7 @@ class RankLink {
 };
 
 // How that session stands; waits for a moment. kPeerLost: it has ended, or cannot be asked. kTimeout: it does not answer.
-Result<Standing> StandingOf(const ToolSockets& sockets, SessionId session);
+Result<RankStatus> StatusOf(const ToolSockets& sockets, SessionId session);
 
 // Takes what comes until `done` or until then.
 void Await(std::span<RankLink> links, Deadline until, const std::function<bool()>& done);

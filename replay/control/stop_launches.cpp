@@ -25,7 +25,7 @@ Result<bool> JobControl::StopsBetweenLaunches(const AskOptions& options) const {
   if (options.where != Where::kBetweenLaunches) return false;  // parking, too, is there
   std::string why_not;
   for (const RankLink& rank : ranks_) {
-    const Standing& is = rank->is;
+    const RankStatus& is = rank->is;
     const bool stands = is.phase == Phase::kPaused || is.own_pause == OwnPause::kPaused;
     if (!is.launches.why_not.empty() && !stands) why_not += fmt::format("\n{}: {}", rank.name(), is.launches.why_not);
   }

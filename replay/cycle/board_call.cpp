@@ -124,7 +124,7 @@ class Coordinator::Call final : public board::RoundHooks {
     const Deadline now = assembly_.Time();
     if (now - waiting_since_ < kSlow) return;
     sightings_.BallotOf(cycle_, scope_.pool_, ballot, reading);
-    if (ballot == Ballot::kCome) assembly_.TellWaiting(Absent(ballot, reading));
+    if (ballot == Ballot::kCome) assembly_.NotifyAbsent(Absent(ballot, reading));
     if (ballot == Ballot::kCome && now >= until_ && now >= next_word_) SayForWhom(reading);
   }
 

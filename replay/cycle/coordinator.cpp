@@ -134,7 +134,7 @@ Status Coordinator::KeepIfAnyDoes(const std::vector<PeerIdentity>& members) {
     if (!ledger_.state().kept_whole.empty()) return {};
     ledger_.Record(EverythingKept{ToText(*keeper) + " keeps all memory in place"});
   }
-  peers_.KeepEverything();
+  peers_.SetReleasesNothing();
   return {};
 }
 

@@ -26,9 +26,9 @@ static Status And(const Status& why, const std::string& more) {
 
 // ---- what there is ---------------------------------------------------------------------------------------------------------
 
-Status FreezeOperation::LookAround() {
+Status FreezeOperation::FindProcesses() {
   processes_.clear();
-  for (const control::RankLook& look : job_.Look()) {
+  for (const control::RankView& look : job_.Ranks()) {
     if (!look.alive && host_.LifeOf(look.process).HasEnded()) continue;
     if (!look.alive) return {Code::kRefused, fmt::format("nothing was touched: {} {}", look.process.name, look.Doing())};
     processes_.push_back({.process = look.process, .gpus = {}, .moved = {}});
@@ -65,8 +65,8 @@ std::vector<Result<State>> FreezeOperation::ReadJournals() {
   return states;
 }
 
-Status FreezeOperation::LookBack() {
-  AMEM_TRY(LookAround());
+Status FreezeOperation::ReadHistory() {
+  AMEM_TRY(FindProcesses());
   ReadJournals();
   if (history_) pairs_ = history_->pairs;
   return {};
@@ -132,7 +132,7 @@ FreezeOperation::Processes FreezeOperation::In(CheckpointState state) {
 // ---- commands --------------------------------------------------------------------------------------------------------------
 
 Status FreezeOperation::Freeze() {
-  AMEM_TRY(LookAround());
+  AMEM_TRY(FindProcesses());
   goal_ = FreezeGoal::kFrozen;
   // The pause of a job that is taken to run, and then the driver's word.
   Status done;
@@ -215,7 +215,7 @@ Status FreezeOperation::AskDriver() {
 }
 
 Status FreezeOperation::Thaw() {
-  AMEM_TRY(LookBack());
+  AMEM_TRY(ReadHistory());
   AMEM_ASSIGN(const auto gpus, checkpointer_.Gpus());  // the driver's first answer: without it no process could be asked
   if (In(CheckpointState::kCheckpointed).empty() && In(CheckpointState::kLocked).empty() && !Unfinished()) {
     const std::string doubt = report_.lost.empty() ? "" : report_.lost.front();
@@ -238,7 +238,7 @@ Status FreezeOperation::Thaw() {
 }
 
 Status FreezeOperation::Succeed(bool undo) {
-  AMEM_TRY(LookBack());
+  AMEM_TRY(ReadHistory());
   if (!Unfinished()) return {Code::kNotFound, "no freeze or thaw of this job is unfinished"};
   if (const auto started = checkpointer_.Gpus(); !started.ok()) return started.status();
   AMEM_TRY(GoOn());
@@ -325,9 +325,9 @@ Status FreezeOperation::ToFrozen() {
 }
 
 bool FreezeOperation::AllArePaused() {
-  const std::vector<control::RankLook> looks = job_.Look();
+  const std::vector<control::RankView> looks = job_.Ranks();
   return std::ranges::all_of(processes_, [&](const FrozenProcess& one) {
-    return std::ranges::any_of(looks, [&](const control::RankLook& look) {
+    return std::ranges::any_of(looks, [&](const control::RankView& look) {
       return Same(look.process, one.process) && look.is.phase == control::Phase::kPaused;
     });
   });

@@ -68,11 +68,11 @@ class FreezeOperation {
   using Processes = std::vector<FrozenProcess*>;
 
   // Who lives. Sets processes_.
-  Status LookAround();
+  Status FindProcesses();
   // What was done before, as the journals of processes_ say: sets history_, and adds those that were frozen with them and have
   // ended. The states that it read, by process.
   std::vector<Result<State>> ReadJournals();
-  Status LookBack();
+  Status ReadHistory();
   Status Succeed(bool undo);
   void BeginNew();
   void Measure();

@@ -61,7 +61,7 @@ class Assembly {
   [[nodiscard]] virtual std::string Hindrance(SessionId /*session*/) { return {}; }
   // Tells these members that they are waited for, so that the journal of one that does not come says so. Each once; waits for
   // none of them.
-  virtual void TellWaiting(const std::vector<SessionId>& absent) = 0;
+  virtual void NotifyAbsent(const std::vector<SessionId>& absent) = 0;
   // Tells people for whom a resume waits beyond its time.
   virtual void Say(const std::string& waiting) = 0;
   // The clock of the call's deadlines, and how to wait on the board: the system's, but in tests that simulate time.
@@ -89,7 +89,7 @@ class LoneAssembly final : public Assembly {
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId) override { return {}; }
   void FailedBy(SessionId) override {}
   [[nodiscard]] ProcessSeen See(SessionId, std::chrono::milliseconds) override { return {}; }
-  void TellWaiting(const std::vector<SessionId>&) override {}
+  void NotifyAbsent(const std::vector<SessionId>&) override {}
   void Say(const std::string&) override {}
   void Discard() override {}
 

@@ -69,9 +69,9 @@ struct AwaitingMessage {};
 struct OrderMessage {  // answered by a standing, as a look is
   control::Order order;
 };
-struct LookMessage {};
-struct StandingMessage {
-  control::Standing standing;
+struct AskStatusMessage {};
+struct RankStatusMessage {
+  control::RankStatus standing;
 };
 struct AskBoardMessage {  // of the session with the lowest id of that set; answered by a board
   std::string scope;
@@ -83,9 +83,9 @@ struct NoteMessage {     // for the rank's journal: Frozen or FreezeStep. Answer
   EventBody event;
 };
 
-using MessageVariant =
-    std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage, DroppedMessage,
-                 AwaitingMessage, OrderMessage, LookMessage, StandingMessage, NoteMessage, AskBoardMessage, BoardMessage>;
+using MessageVariant = std::variant<HelloMessage, WelcomeMessage, FailureMessage, ImportMessage, ReimportMessage, SharedMessage,
+                                    DroppedMessage, AwaitingMessage, OrderMessage, AskStatusMessage, RankStatusMessage,
+                                    NoteMessage, AskBoardMessage, BoardMessage>;
 // A variant whose copies and moves are compiled in messages.cpp, and not wherever a message is handed on.
 struct MessageBody : MessageVariant {
   using MessageVariant::MessageVariant;

@@ -126,7 +126,7 @@ class Peers {
   virtual ~Peers() = default;
   [[nodiscard]] virtual PeerIdentity Self() const = 0;
   virtual void SetGroup(std::int64_t group) = 0;
-  virtual void KeepEverything() = 0;  // from now on its identity says so
+  virtual void SetReleasesNothing() = 0;  // from now on its identity says so
 
   // Asks the owner that `token` names for its allocation, which is called `as` here. Waits.
   virtual Result<SharedAllocation> Import(const Token& token, AllocationId as) = 0;

@@ -56,7 +56,7 @@ struct Order {
 };
 
 // How a rank stands.
-struct Standing {
+struct RankStatus {
   std::uint64_t steps = 0;         // safe points that it came to
   std::uint64_t last_step_ns = 0;  // CLOCK_MONOTONIC_COARSE of the last one
   OwnPause own_pause{};
@@ -71,7 +71,7 @@ struct Standing {
   std::uint64_t last_request = 0;  // numbers up to this one were given out
   agreement::LaunchReading launches{};
   bool parked = false;  // it stands between launches with all its memory
-  friend bool operator==(const Standing&, const Standing&) = default;
+  friend bool operator==(const RankStatus&, const RankStatus&) = default;
 };
 
 // The rank's side, as its service sees it. The first two and Look are called by the service thread, and wait for nobody.
@@ -80,10 +80,10 @@ class RequestServer {
   virtual ~RequestServer() = default;
   virtual void OnOrder(const Order& order) = 0;
   virtual void OnToolGone() = 0;  // the connection of the tool that gave the last order has ended
-  [[nodiscard]] virtual Standing Look() = 0;
+  [[nodiscard]] virtual RankStatus CurrentStatus() = 0;
   // `tell` is called by whatever thread changes something that Look shows, but for steps. Empty: nobody listens any more, and
   // no call of the one before is under way when this returns.
-  virtual void TellChanges(std::function<void()> tell) = 0;
+  virtual void NotifyOfChanges(std::function<void()> tell) = 0;
 };
 
 }  // namespace amem::control

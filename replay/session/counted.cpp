@@ -43,7 +43,7 @@ std::optional<LegacyAllocated> Session::NoteFree(LegacyFreed freed) { return Rec
 void Session::KeepEverything(const std::string& why) {
   const auto gate = EnterCall();
   Note(EverythingKept{why});
-  peers_->KeepEverything();
+  peers_->SetReleasesNothing();
 }
 
 bool Session::NoteRegistration(const Registered& registered) {

@@ -179,7 +179,7 @@ void PrintVerbosely(const std::vector<std::filesystem::path>& sessions, Output& 
 }
 
 // What living processes say of themselves, by the directory of the session.
-using Looks = std::map<std::filesystem::path, control::RankLook>;
+using Looks = std::map<std::filesystem::path, control::RankView>;
 
 Looks AskLiving(const std::vector<std::filesystem::path>& sessions) {
   std::vector<control::RankPlace> living;
@@ -189,7 +189,7 @@ Looks AskLiving(const std::vector<std::filesystem::path>& sessions) {
   }
   Looks looks;
   if (living.empty()) return looks;
-  for (control::RankLook& look : control::LookAt(living, DefaultSocketDirectory()))
+  for (control::RankView& look : control::RanksAt(living, DefaultSocketDirectory()))
     if (look.alive) looks.emplace(look.process.directory, std::move(look));
   return looks;
 }

@@ -55,8 +55,8 @@ class Launches::OnRank final : public control::Actions {
   void LetLaunchesGo() override { launches::LetGo(); }
   Status AwaitLaunches() override { return rank_.session->AwaitStreams(launches::Streams()); }
   std::string WhyLaunchesCannotBeHeld() override { return launches::Read().why_not; }
-  Result<control::Standing> Ask(SessionId rank) override {
-    return control::StandingOf(control::ToolSockets(rank_.settings.directory / "sockets"), rank);
+  Result<control::RankStatus> Ask(SessionId rank) override {
+    return control::StatusOf(control::ToolSockets(rank_.settings.directory / "sockets"), rank);
   }
 
  private:

@@ -107,16 +107,16 @@ class Participant {
       if (!done.ok()) why_ = done;
       member_ = agreement::Finished(member_, done.ok());
     } else if (const auto* vote = std::get_if<agreement::CastVote>(&action)) {
-      const bool told = Told([&] { hooks_.OnVote(vote->ballot, why_); });
-      if (!told) why_ = NoMemory();
+      const bool had_memory = HadMemory([&] { hooks_.OnVote(vote->ballot, why_); });
+      if (!had_memory) why_ = NoMemory();
       if (vote->ballot == Ballot::kCome) board_.SetUntil(seat_, call_.patient ? 0 : member_.until_ns);
-      board_.CastVote(seat_, round_, vote->ballot, vote->yes && told, why_, vote->ballot == Ballot::kCome && call_.keeps);
+      board_.CastVote(seat_, round_, vote->ballot, vote->yes && had_memory, why_, vote->ballot == Ballot::kCome && call_.keeps);
       why_ = {};
       sleep_ = kSleepLeast;
       if (vote->ballot != Ballot::kCome) waiting_since_ = hooks_.Time();
     } else if (const auto* decide = std::get_if<agreement::Decide>(&action)) {
       Status seen;
-      if (!Told([&] { seen = Explain(*decide); })) seen = NoMemory();
+      if (!HadMemory([&] { seen = Explain(*decide); })) seen = NoMemory();
       board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, seen);
     } else if (const auto* wait = std::get_if<agreement::Wait>(&action)) {
       hooks_.OnWait(wait->ballot, reading_);
@@ -127,9 +127,9 @@ class Participant {
   }
 
   // False: there was no memory for it.
-  template <class Tell>
-  static bool Told(const Tell& tell) {
-    return OrNoMemory([&] { return tell(), Status(); }).ok();
+  template <class Work>
+  static bool HadMemory(const Work& work) {
+    return OrNoMemory([&] { return work(), Status(); }).ok();
   }
   [[nodiscard]] std::string NameOf(std::size_t seat) { return hooks_.NameOf(board_.members()[seat]); }
   [[nodiscard]] std::string InBallot(Ballot ballot) { return " " + hooks_.PlaceOf(call_.kind, ballot); }

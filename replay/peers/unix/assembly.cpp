@@ -335,7 +335,7 @@ ProcessSeen UnixAssembly::See(SessionId session, std::chrono::milliseconds waite
 }
 
 std::string UnixAssembly::Hindrance(SessionId session) {
-  TellWaiting({session});
+  NotifyAbsent({session});
   const auto told = told_.find(session);
   if (told == told_.end() || told->second == nullptr) return {};
   PeerConnection& connection = *told->second;
@@ -351,7 +351,7 @@ std::string UnixAssembly::Hindrance(SessionId session) {
 }
 
 // Its service journals who waits, for as long as the connection stands.
-void UnixAssembly::TellWaiting(const std::vector<SessionId>& absent) {
+void UnixAssembly::NotifyAbsent(const std::vector<SessionId>& absent) {
   if (!own_.tag.empty()) return;  // no journal says anything of it
   for (const SessionId session : absent) {
     if (session == self_ || told_.contains(session)) continue;

@@ -39,7 +39,7 @@ class UnixAssembly final : public Assembly {
   void FailedBy(SessionId lost) override;
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds waited) override;
   [[nodiscard]] std::string Hindrance(SessionId session) override;
-  void TellWaiting(const std::vector<SessionId>& absent) override;
+  void NotifyAbsent(const std::vector<SessionId>& absent) override;
   void Say(const std::string& waiting) override;
   void Discard() override;
 

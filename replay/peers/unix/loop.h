@@ -57,7 +57,7 @@ class ServiceLoop : NoCopies {
     // Waits, at most until then. Nothing: the service has stopped, had no memory, or hangs in this or an earlier call. For work
     // without a result: whether it ran.
     auto Await(Deadline until) {
-      const auto asker = std::exchange(asker_, nullptr);
+      const auto requester = std::exchange(requester_, nullptr);
       using Answer = std::conditional_t<std::is_void_v<Made>, bool, std::optional<Made>>;
       if (made_.wait_until(until) != std::future_status::ready) return Answer();
       try {
@@ -71,7 +71,7 @@ class ServiceLoop : NoCopies {
    private:
     friend class ServiceLoop;
     std::future<Made> made_;
-    std::shared_ptr<char> asker_ = std::make_shared<char>();  // once that is gone nobody waits, and the work need not begin
+    std::shared_ptr<char> requester_ = std::make_shared<char>();  // once that is gone nobody waits, and the work need not begin
   };
   // Any thread. Has `work` done on the service thread. It may still run when nobody waits any more, so it must own all it uses.
   template <class Work>
@@ -80,8 +80,8 @@ class ServiceLoop : NoCopies {
     const auto task = std::make_shared<std::packaged_task<Made()>>(std::move(work));
     Asked<Made> asked;
     asked.made_ = task->get_future();
-    Post([task, asker = std::weak_ptr<char>(asked.asker_)] {
-      if (!asker.expired()) (*task)();
+    Post([task, requester = std::weak_ptr<char>(asked.requester_)] {
+      if (!requester.expired()) (*task)();
     });
     return asked;
   }

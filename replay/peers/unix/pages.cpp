@@ -130,11 +130,11 @@ void SharedPageTable::Remember(const SetName& set, const std::shared_ptr<Board>&
 }
 
 Result<std::shared_ptr<Board>> SharedPageTable::HaveOwn(const std::string& scope, const std::vector<SessionId>& members,
-                                                        SessionId asker, std::uint64_t instead_of) {
+                                                        SessionId requester, std::uint64_t instead_of) {
   if (!std::ranges::is_sorted(members) || members.empty() || members.front() != self_ ||
-      !std::ranges::binary_search(members, asker)) {
+      !std::ranges::binary_search(members, requester)) {
     return Status{Code::kInvalid, "a board for a set in which " + ToText(self_) + " has not the lowest id, or which " +
-                                      ToText(asker) + " is not in"};
+                                      ToText(requester) + " is not in"};
   }
   const std::lock_guard lock(mutex_);
   const auto known = boards_.find({scope, members});
@@ -145,9 +145,9 @@ Result<std::shared_ptr<Board>> SharedPageTable::HaveOwn(const std::string& scope
   return board;
 }
 
-Result<UniqueFd> SharedPageTable::HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId asker,
+Result<UniqueFd> SharedPageTable::HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId requester,
                                           std::uint64_t instead_of) {
-  AMEM_ASSIGN(const auto board, HaveOwn(scope, members, asker, instead_of));
+  AMEM_ASSIGN(const auto board, HaveOwn(scope, members, requester, instead_of));
   UniqueFd fd(::fcntl(board->fd(), F_DUPFD_CLOEXEC, 0));
   if (!fd) return Status{CodeOfErrno(errno), "handing out a board: " + ErrnoText(errno)};
   return fd;

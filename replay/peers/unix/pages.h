@@ -51,12 +51,12 @@ class SharedPageTable : NoCopies {
   [[nodiscard]] Result<std::shared_ptr<const board::PeerPage>> PageOf(SessionId session) const;
 
   // ---- boards
-  // The board of that set, of which this session has the lowest id and `asker` is a member; it is made if there is none, or if
-  // it is `instead_of`, the id of one that is damaged.
+  // The board of that set, of which this session has the lowest id and `requester` is a member; it is made if there is none, or
+  // if it is `instead_of`, the id of one that is damaged.
   Result<std::shared_ptr<board::Board>> HaveOwn(const std::string& scope, const std::vector<SessionId>& members,
-                                                SessionId asker, std::uint64_t instead_of);
+                                                SessionId requester, std::uint64_t instead_of);
   // A descriptor of it.
-  Result<UniqueFd> HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId asker,
+  Result<UniqueFd> HandOut(const std::string& scope, const std::vector<SessionId>& members, SessionId requester,
                            std::uint64_t instead_of);
   // The board of a set, if it is here.
   [[nodiscard]] std::shared_ptr<board::Board> Find(const std::string& scope, const std::vector<SessionId>& members) const;

@@ -12,9 +12,9 @@
 
 namespace amem {
 
-constexpr auto kBetweenLooksFirst = std::chrono::milliseconds(1);
-constexpr auto kBetweenLooksMost = std::chrono::milliseconds(64);
-constexpr auto kBetweenIdleLooksMost = std::chrono::seconds(60);  // at a session that nobody asks for anything
+constexpr auto kBetweenChecksFirst = std::chrono::milliseconds(1);
+constexpr auto kBetweenChecksMost = std::chrono::milliseconds(64);
+constexpr auto kBetweenIdleChecksMost = std::chrono::seconds(60);  // at a session that nobody asks for anything
 
 // ---- from any thread -------------------------------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ bool SessionRegistry::HasEnded(SessionId session, bool* unserved) const {
 
 bool SessionRegistry::IsGone(SessionId session, std::chrono::milliseconds patience) const {
   const Deadline until = In(patience), closing = In(kDyingPatience);
-  for (auto pause = kBetweenLooksFirst;; pause = std::min(pause * 2, kBetweenLooksMost)) {
+  for (auto pause = kBetweenChecksFirst;; pause = std::min(pause * 2, kBetweenChecksMost)) {
     bool unserved = false;
     if (HasEnded(session, &unserved)) return true;
     if (Passed(unserved ? std::max(until, closing) : until)) return false;
@@ -172,28 +172,28 @@ void SessionRegistry::ConnectionsChanged(SessionId session, Record& record) {
     const std::lock_guard lock(mutex_);
     known_[session].open = open;
   }
-  record.look_again.reset();
-  record.between_looks = kBetweenLooksFirst;
+  record.check_again.reset();
+  record.between_checks = kBetweenChecksFirst;
   if (!open) LoseIfEnded(session, record);
 }
 
 // A dying process ends its connections a moment before anything else shows its end.
 void SessionRegistry::LoseIfEnded(SessionId session, Record& record) {
   if (HasEnded(session)) return Lose(session);
-  record.look_again = ServiceLoop::Clock::now() + record.between_looks;
-  record.between_looks = std::min<ServiceLoop::Clock::duration>(record.between_looks * 2, kBetweenIdleLooksMost);
+  record.check_again = ServiceLoop::Clock::now() + record.between_checks;
+  record.between_checks = std::min<ServiceLoop::Clock::duration>(record.between_checks * 2, kBetweenIdleChecksMost);
 }
 
-std::optional<ServiceLoop::Clock::time_point> SessionRegistry::NextLook() const {
+std::optional<ServiceLoop::Clock::time_point> SessionRegistry::NextCheck() const {
   std::optional<ServiceLoop::Clock::time_point> next;
   for (const auto& [session, record] : records_)
-    if (record.look_again && (!next || *record.look_again < *next)) next = record.look_again;
+    if (record.check_again && (!next || *record.check_again < *next)) next = record.check_again;
   return next;
 }
 
-void SessionRegistry::LookAgain(ServiceLoop::Clock::time_point now) {
+void SessionRegistry::CheckAgain(ServiceLoop::Clock::time_point now) {
   for (auto& [session, record] : records_)
-    if (record.look_again && now >= *record.look_again) LoseIfEnded(session, record);
+    if (record.check_again && now >= *record.check_again) LoseIfEnded(session, record);
 }
 
 void SessionRegistry::AddReference(SessionId by, AllocationId allocation, AllocationId as) {
@@ -212,7 +212,7 @@ void SessionRegistry::Lose(SessionId session) {
   if (record.process && reason == kPeerDied)
     seen = SeeProcessOf(record.identity, record.process.pid(), record.process.process(), {});
   record.lost = reason;
-  record.look_again.reset();
+  record.check_again.reset();
   {
     const std::lock_guard lock(mutex_);
     if (const auto at = known_.find(session); at != known_.end()) at->second.open = false;

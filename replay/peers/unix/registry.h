@@ -34,11 +34,11 @@ class WatchedConnection {
 };
 
 // What the delegate must still be told, in order, because it cannot always record at once. On the service thread.
-class Notices {
+class PendingDelegateCalls {
  public:
-  using Tell = std::function<bool()>;  // false: not now
-  void Add(Tell tell) {
-    waiting_.push_back(std::move(tell));
+  using Call = std::function<bool()>;  // false: not now
+  void Add(Call call) {
+    waiting_.push_back(std::move(call));
     static_cast<void>(Flush());
   }
   bool Flush() {  // true: none is left
@@ -49,7 +49,7 @@ class Notices {
   [[nodiscard]] bool empty() const { return waiting_.empty(); }
 
  private:
-  std::deque<Tell> waiting_;
+  std::deque<Call> waiting_;
 };
 
 // A connection's end is not its session's: a peer may have given up its first import, or had no memory. A session is lost when
@@ -62,7 +62,7 @@ class SessionRegistry {
   // A fact for the journal, from the service thread.
   using Witness = std::function<void(EventBody fact)>;
   SessionRegistry(const ConnectionContext& context, ServiceLoop& loop, const PeerIdentity& self, PeerDelegate& delegate,
-                  Notices& notices, LossHandler lost, Witness witness)
+                  PendingDelegateCalls& notices, LossHandler lost, Witness witness)
       : context_(context),
         loop_(loop),
         delegate_(delegate),
@@ -98,11 +98,11 @@ class SessionRegistry {
   void AddReference(SessionId by, AllocationId allocation, AllocationId as);
   bool RemoveReference(SessionId by, AllocationId allocation, AllocationId as);  // false: there is none
   [[nodiscard]] bool IsConnected(SessionId session) const;                       // and not lost
-  bool HasTold() { return notices_.Flush(); }                                    // the delegate knows all
+  bool HasDelivered() { return notices_.Flush(); }                               // the delegate knows all
   void NoteGone(SessionId session);                                              // IsGone
   // Connections of sessions may have ended before their processes did. When to look at them next, and the look.
-  [[nodiscard]] std::optional<ServiceLoop::Clock::time_point> NextLook() const;
-  void LookAgain(ServiceLoop::Clock::time_point now);
+  [[nodiscard]] std::optional<ServiceLoop::Clock::time_point> NextCheck() const;
+  void CheckAgain(ServiceLoop::Clock::time_point now);
   void ForgetConnections();  // when the service stops
 
  private:
@@ -115,8 +115,8 @@ class SessionRegistry {
     std::map<ServiceLoop::Key, std::shared_ptr<WatchedConnection>> watched;  // those that this session has made
     ProcessWatch process;
     // All its connections have ended, and it was not known to have: when to look again, ever more seldom.
-    std::optional<ServiceLoop::Clock::time_point> look_again;
-    ServiceLoop::Clock::duration between_looks{};
+    std::optional<ServiceLoop::Clock::time_point> check_again;
+    ServiceLoop::Clock::duration between_checks{};
   };
   Status Connected(const PeerIdentity& peer, pid_t pid);
   void WatchedReady(SessionId session, ServiceLoop::Key key, std::uint32_t events);
@@ -136,7 +136,7 @@ class SessionRegistry {
   const ConnectionContext context_;
   ServiceLoop& loop_;
   PeerDelegate& delegate_;
-  Notices& notices_;
+  PendingDelegateCalls& notices_;
   const LossHandler lost_;
   const Witness witness_;
 

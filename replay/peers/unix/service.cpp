@@ -22,7 +22,7 @@ constexpr std::size_t kQueueMax = 64;                           // messages that
 constexpr int kMessagesATurn = 16;                              // from one peer, before the others have theirs
 constexpr std::size_t kFactsMax = 8192;                         // that wait for the journal; more are let go
 constexpr auto kFullForLong = std::chrono::milliseconds(1000);  // descriptors may be had again before that
-constexpr auto kTellAgain = std::chrono::milliseconds(5);
+constexpr auto kFlushAgain = std::chrono::milliseconds(5);
 constexpr auto kAnswerWithin = std::chrono::milliseconds(20);
 
 static Result<SharedAllocation> Checked(Result<SharedAllocation> shared) {
@@ -62,14 +62,14 @@ Status PeerService::Start() {
     listener_keys_.push_back(key);
   }
   AMEM_TRY(loop_.Start());
-  if (requests_ != nullptr) requests_->TellChanges([this] { loop_.Post([this] { TellAsker(); }); });
+  if (requests_ != nullptr) requests_->NotifyOfChanges([this] { loop_.Post([this] { ReportToRequester(); }); });
   return {};
 }
 
 void PeerService::Stop(std::optional<std::chrono::milliseconds> patience) {
-  if (requests_ != nullptr) requests_->TellChanges({});
+  if (requests_ != nullptr) requests_->NotifyOfChanges({});
   if (!loop_.Stop(patience)) return;
-  if (!facts_.empty() || !notices_.empty()) TellDelegate();
+  if (!facts_.empty() || !notices_.empty()) FlushToDelegate();
   for (auto& [id, connection] : inbound_) MarkForClose(*connection, "");
   inbound_.clear();
   sessions_.ForgetConnections();
@@ -88,9 +88,9 @@ std::optional<PeerService::Clock::time_point> PeerService::NextDeadline() const 
     if (connection->retry) consider(*connection->retry);
     if (connection->note_awaiting) consider(*connection->note_awaiting);
   }
-  if (const auto at = sessions_.NextLook()) consider(*at);
+  if (const auto at = sessions_.NextCheck()) consider(*at);
   if (listen_again_) consider(*listen_again_);
-  if (tell_again_) consider(*tell_again_);
+  if (flush_again_) consider(*flush_again_);
   return next;
 }
 
@@ -104,7 +104,7 @@ void PeerService::Timers(Clock::time_point now) {
     listen_again_.reset();
     Listen(EPOLLIN);
   }
-  sessions_.LookAgain(now);
+  sessions_.CheckAgain(now);
 }
 
 // Its journal is the only one that tells what the others wait for, if this process is the one that does not come. It is
@@ -130,9 +130,9 @@ void PeerService::Witness(EventBody fact) {
   if (facts_.size() < kFactsMax) facts_.push_back(std::move(fact));
 }
 
-void PeerService::TellDelegate() {
+void PeerService::FlushToDelegate() {
   const bool told = notices_.Flush() && (facts_.empty() || delegate_.OnWitnessed(facts_, std::chrono::milliseconds(0)));
-  tell_again_ = told ? std::nullopt : std::optional(Clock::now() + kTellAgain);
+  flush_again_ = told ? std::nullopt : std::optional(Clock::now() + kFlushAgain);
   if (!told) return;
   facts_.clear();
   AnswerNote();
@@ -148,10 +148,10 @@ void PeerService::Sweep() {
   }
   // Once a turn, for all that was heard in it; and again later, if the journal was in use.
   const bool to_tell = !facts_.empty() || !notices_.empty();
-  if (to_tell && (!tell_again_ || Clock::now() >= *tell_again_)) TellDelegate();
+  if (to_tell && (!flush_again_ || Clock::now() >= *flush_again_)) FlushToDelegate();
 }
 
-Status PeerService::Settled() {
+Status PeerService::DeliverNotices() {
   if (notices_.Flush()) return {};
   return {Code::kTimeout, "a driver call of another thread of that process has not returned", kNotReady};
 }
@@ -203,13 +203,13 @@ void PeerService::RefuseForWantOfDescriptors(const Listener& listener) {
       const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket) i = kMessagesATurn;  // there is none any more; one is opened again all the same
       const auto peer = CredentialsOf(socket.get());
-      if (peer && peer->uid == context_.uid) TellWantOfDescriptors(socket);
+      if (peer && peer->uid == context_.uid) SendWantOfDescriptors(socket);
     }
     spare_ = SpareDescriptor();
   }
 }
 
-void PeerService::TellWantOfDescriptors(const UniqueFd& socket) {
+void PeerService::SendWantOfDescriptors(const UniqueFd& socket) {
   const auto bytes =
       EncodeMessage({0, FailureMessage{{Code::kNoDescriptors,
                                         "it has no descriptor left to answer with: raise its limit of open files "
@@ -248,7 +248,7 @@ void PeerService::Ready(std::uint64_t id, std::uint32_t events) {
   try {
     const bool ended = (events & (EPOLLHUP | EPOLLERR)) != 0;
     if ((events & EPOLLOUT) != 0) WriteQueue(connection);
-    if (ended && connection.purpose == Purpose::kRequest) return HearOut(connection);
+    if (ended && connection.purpose == Purpose::kRequest) return DrainClosedRequester(connection);
     if (!connection.marked && connection.queue.empty()) Readable(connection);
     // Nothing is read from a peer that does not take its answers, but its end counts.
     if (!connection.marked && !connection.queue.empty() && ended) MarkForClose(connection, WhyEnded(connection));
@@ -261,7 +261,8 @@ void PeerService::ProcessDied(std::uint64_t id) {
   const auto at = inbound_.find(id);
   if (at == inbound_.end()) return;
   if (context_.pages != nullptr) context_.pages->NoteEnd(at->second->peer.session);
-  at->second->purpose == Purpose::kRequest ? HearOut(*at->second) : void(Readable(*at->second));  // what it said last counts
+  at->second->purpose == Purpose::kRequest ? DrainClosedRequester(*at->second)
+                                           : void(Readable(*at->second));  // what it said last counts
   MarkForClose(*at->second, WhyEnded(*at->second));
 }
 
@@ -275,8 +276,8 @@ std::string PeerService::WhyEnded(const Inbound& connection) const {
 void PeerService::MarkForClose(Inbound& connection, std::string why) {
   if (connection.marked) return;
   connection.marked = std::move(why);
-  if (asker_ == connection.id) {
-    asker_ = note_ = 0;
+  if (requester_ == connection.id) {
+    requester_ = note_ = 0;
     requests_->OnToolGone();
   }
   connection.queue.clear();
@@ -362,7 +363,7 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
     return Reply(connection, request,
                  FailureMessage{{Code::kInvalid, "the token names another session, " + Hex(import.token.session.value)}});
   }
-  const Status settled = Settled();
+  const Status settled = DeliverNotices();
   auto shared = settled.ok() ? Checked(delegate_.OnImport(connection.peer, import.as, import.token)) : settled;
   if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
   sessions_.AddReference(connection.peer.session, import.token.allocation, import.as);
@@ -374,7 +375,7 @@ void PeerService::Import(Inbound& connection, std::uint64_t request, const Impor
 void PeerService::Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport) {
   SharedMessage answer;
   std::vector<UniqueFd> descriptors;
-  if (const Status settled = Settled(); !settled.ok()) return Reply(connection, request, FailureMessage{settled});
+  if (const Status settled = DeliverNotices(); !settled.ok()) return Reply(connection, request, FailureMessage{settled});
   for (const auto& reference : reimport.references) {
     auto shared = Checked(delegate_.OnReimport(connection.peer, reference));
     if (!shared) return Reply(connection, request, FailureMessage{shared.status()});
@@ -427,7 +428,8 @@ void PeerService::WriteQueue(Inbound& connection) {
     std::vector<int> descriptors;
     for (const auto& fd : next.descriptors) descriptors.push_back(fd.get());
     const Sent sent = SendPacket(connection.socket.get(), next.bytes, descriptors);
-    if (sent == Sent::kClosed && connection.purpose == Purpose::kRequest) {  // what it has asked for counts (HearOut)
+    if (sent == Sent::kClosed &&
+        connection.purpose == Purpose::kRequest) {  // what it has asked for counts (DrainClosedRequester)
       connection.queue.clear();
       break;
     }
@@ -436,7 +438,7 @@ void PeerService::WriteQueue(Inbound& connection) {
     if (sent != Sent::kDone) break;
     connection.queue.pop_front();
   }
-  if (tells_again_ && connection.id == asker_ && connection.queue.empty()) TellAsker();
+  if (reports_again_ && connection.id == requester_ && connection.queue.empty()) ReportToRequester();
   if (!connection.marked) SetInterest(connection);
 }
 

@@ -42,7 +42,7 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
 
   [[nodiscard]] SessionRegistry& sessions() { return sessions_; }
   [[nodiscard]] ServiceLoop& loop() { return loop_; }  // for work on the service thread
-  void TellLater(Notices::Tell tell) {
+  void CallDelegateLater(PendingDelegateCalls::Call tell) {
     loop_.Post([this, tell = std::move(tell)] { notices_.Add(tell); });
   }
   // For work that came to nothing.
@@ -50,7 +50,7 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
     return {Code::kRefused, "this process has stopped serving its peers, or its service thread hangs in a driver call"};
   }
   // On the service thread, before the delegate is asked for anything: ok, unless it has yet to be told of what came before.
-  Status Settled();
+  Status DeliverNotices();
 
  private:
   using Clock = ServiceLoop::Clock;
@@ -89,11 +89,11 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
 
   // Facts for the journal. They wait here while the session's thread has the journal to itself.
   void Witness(EventBody fact);
-  void TellDelegate();
+  void FlushToDelegate();
 
   void Accept(const Listener& listener);
   void RefuseForWantOfDescriptors(const Listener& listener);
-  void TellWantOfDescriptors(const UniqueFd& socket);
+  void SendWantOfDescriptors(const UniqueFd& socket);
   void Listen(std::uint32_t events);
   void MakeRoom();
   void EndUnlessHelloCame(Inbound& connection);
@@ -110,11 +110,11 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   std::vector<UniqueFd> ExchangePages(const HelloMessage& hello, const Packet& packet);
   void HandOutBoard(Inbound& connection, std::uint64_t request, const AskBoardMessage& ask);
   void HandleRequest(Inbound& connection, const Message& message);
-  Status TakeAsker(Inbound& connection);
-  Inbound* Asker();
-  void HearAsker();
-  void HearOut(Inbound& tool);
-  void TellAsker();
+  Status AcceptRequester(Inbound& connection);
+  Inbound* Requester();
+  void DrainRequester();
+  void DrainClosedRequester(Inbound& tool);
+  void ReportToRequester();
   void AnswerNote();
   void NoteWaiting(Inbound& connection, Clock::time_point now);
   void Import(Inbound& connection, std::uint64_t request, const ImportMessage& import);
@@ -130,7 +130,7 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   control::RequestServer* const requests_;
   Listeners listeners_;
   ServiceLoop loop_;
-  Notices notices_;
+  PendingDelegateCalls notices_;
   SessionRegistry sessions_;
 
   // The service thread's own.
@@ -140,12 +140,12 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   std::optional<Clock::time_point> full_since_;  // no connection could be taken since then, for want of descriptors
   std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
   std::uint64_t last_id_ = 0;
-  std::uint64_t asker_ = 0;   // the connection whose orders this session takes; 0: there is none
-  bool tells_again_ = false;  // what has changed, once the asker's queue is empty
-  std::uint64_t note_ = 0;    // the number of its last note, to be answered when that is in the journal; 0: none is owed
+  std::uint64_t requester_ = 0;  // the connection whose orders this session takes; 0: there is none
+  bool reports_again_ = false;   // what has changed, once the requester's queue is empty
+  std::uint64_t note_ = 0;       // the number of its last note, to be answered when that is in the journal; 0: none is owed
   std::unique_ptr<std::byte[]> buffer_;
   std::vector<EventBody> facts_;
-  std::optional<Clock::time_point> tell_again_;
+  std::optional<Clock::time_point> flush_again_;
 };
 
 }  // namespace amem

@@ -73,7 +73,7 @@ class Serving final : public UnixPeers {
   void SetGroup(std::int64_t group) override {
     service_->sessions().ChangeSelf([group](PeerIdentity& self) { self.group = group; });
   }
-  void KeepEverything() override {
+  void SetReleasesNothing() override {
     service_->sessions().ChangeSelf([](PeerIdentity& self) { self.keeps = true; });
   }
 
@@ -82,7 +82,7 @@ class Serving final : public UnixPeers {
     const PeerIdentity self = Self();
     if (token.session != self.session) return Owner(token.session)->Import(token, as, until);
     return AskSelf(until, [this, self, as, token]() -> Result<SharedAllocation> {
-      AMEM_TRY(service_->Settled());
+      AMEM_TRY(service_->DeliverNotices());
       return delegate_.OnImport(self, as, token);
     });
   }
@@ -92,7 +92,7 @@ class Serving final : public UnixPeers {
     const PeerIdentity self = Self();
     if (owner != self.session) return Owner(owner)->Reimport(requests, until);
     return AskSelf(until, [this, self, requests]() -> Result<std::vector<SharedAllocation>> {
-      AMEM_TRY(service_->Settled());
+      AMEM_TRY(service_->DeliverNotices());
       std::vector<SharedAllocation> all;
       for (const auto& request : requests) {
         AMEM_ASSIGN(auto shared, delegate_.OnReimport(self, request));
@@ -104,14 +104,14 @@ class Serving final : public UnixPeers {
 
   void DropReference(const RemoteAllocation& remote, AllocationId as) override {
     if (remote.owner != Self().session) return Owner(remote.owner)->Drop({remote.allocation, as});
-    service_->TellLater(
+    service_->CallDelegateLater(
         [this, self = Self(), remote, as] { return delegate_.OnReferenceDropped(self, remote.allocation, as); });
   }
 
   bool AwaitLoss(SessionId session, std::chrono::milliseconds patience) override {
     const Deadline until = In(kLossPatience);
     const auto told = [&sessions = service_->sessions(), session] {
-      return !sessions.IsConnected(session) && sessions.HasTold();
+      return !sessions.IsConnected(session) && sessions.HasDelivered();
     };
     const auto has_told = service_->loop().Run(told, until);
     if (!has_told || *has_told) return has_told.has_value();

@@ -26,12 +26,12 @@ Result<State> StateIn(const std::filesystem::path& session) {  // after its last
 }
 
 // Reads in each rank's journal what pauses have taken and what is on its GPUs.
-void ReadAccounts(std::vector<control::RankLook>& ranks) {
-  for (control::RankLook& rank : ranks)
+void ReadAccounts(std::vector<control::RankView>& ranks) {
+  for (control::RankView& rank : ranks)
     if (const Result<State> state = StateIn(rank.process.directory); state.ok()) rank.account = MeasureAccount(*state);
 }
 
-Bytes HeldBy(const control::RankLook& rank) {
+Bytes HeldBy(const control::RankView& rank) {
   if (!rank.account) return rank.is.held;
   const Account::OfDevice all = OfAllDevices(*rank.account);
   Bytes sum = 0;
@@ -61,11 +61,11 @@ std::vector<StaysRow> StaysOf(const Account& account, const Account::OfDevice& a
 }
 
 struct RankRow {
-  control::RankLook rank;
+  control::RankView rank;
 };
 template <class To>
 void WriteFields(To& to, const RankRow& row) {
-  const control::RankLook& rank = row.rank;
+  const control::RankView& rank = row.rank;
   const Account::OfDevice all = rank.account ? OfAllDevices(*rank.account) : Account::OfDevice();
   const auto if_read = [&rank](auto value) { return rank.account ? std::optional(std::move(value)) : std::nullopt; };
   to("session", rank.process.session);
@@ -91,7 +91,7 @@ void WriteFields(To& to, const RankRow& row) {
 }
 
 // How a pause would stop it.
-std::string StopsAt(const control::RankLook& rank) {
+std::string StopsAt(const control::RankView& rank) {
   if (!rank.heard || rank.phase() != "running" || rank.is.steps == 0) return "";
   return rank.is.launches.why_not.empty()
              ? "; can be stopped at its safe points, and between launches"
@@ -99,7 +99,7 @@ std::string StopsAt(const control::RankLook& rank) {
 }
 
 // "; away: 480 MiB (nccl); holds 3.00 GiB, of it 2.00 GiB (tag weights); a pause leaves 24.0 MiB (cuMemAllocAsync, 2 pieces)"
-std::string AccountOf(const control::RankLook& rank) {
+std::string AccountOf(const control::RankView& rank) {
   if (!rank.account) {
     const std::string held = rank.is.held == 0 ? "" : "; holds " + RoundedBytes(rank.is.held);
     return held + "; its journal cannot be read, so it is not known of what";
@@ -148,17 +148,17 @@ void WriteFields(To& to, const ControlAnswer& answer) {
 
 // The ranks with what they do; with --json an object of the schema `control`. `done`: what was done, a sentence. `freeze`: that
 // has not come to its end.
-void PrintRanks(Output& out, const std::vector<control::RankLook>& ranks, const FoundJob& job, const std::string& done,
+void PrintRanks(Output& out, const std::vector<control::RankView>& ranks, const FoundJob& job, const std::string& done,
                 double seconds, bool json, const std::optional<FreezeStep>& freeze = {}) {
-  std::vector<control::RankLook> sorted = ranks;
-  std::ranges::sort(sorted, {}, [](const control::RankLook& rank) { return std::pair(rank.rank, rank.process.pid); });
+  std::vector<control::RankView> sorted = ranks;
+  std::ranges::sort(sorted, {}, [](const control::RankView& rank) { return std::pair(rank.rank, rank.process.pid); });
   if (json) {
     ControlAnswer answer{running_command, seconds, job.elsewhere, freeze};
-    for (control::RankLook& rank : sorted) answer.ranks.push_back({std::move(rank)});
+    for (control::RankView& rank : sorted) answer.ranks.push_back({std::move(rank)});
     return PrintAnswer(out, answer);
   }
   if (!done.empty()) out << done << "\n";
-  for (const control::RankLook& rank : sorted)
+  for (const control::RankView& rank : sorted)
     out << fmt::format("{}{}: {}{}\n", rank.process.name, rank.rank < 0 ? "" : fmt::format(" (pid {})", rank.process.pid),
                        rank.Doing(), (done.empty() ? StopsAt(rank) : "") + AccountOf(rank));
   if (job.elsewhere > 0)
@@ -198,10 +198,10 @@ int RunRequest(const RequestOptions& options, Output& out) {
     return Complain("the job is frozen, and its calls of the driver wait: amem thaw brings it back, and lets it go on");
   Result<control::JobControl> control = control::JobControl::Open(job->ranks, DefaultSocketDirectory());
   if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
-  auto ranks = control->Look();
+  auto ranks = control->Ranks();
   ReadAccounts(ranks);
   const control::Phase wanted = pause ? control::Phase::kPaused : control::Phase::kRunning;
-  const auto as_wanted = [&](const control::RankLook& rank) {
+  const auto as_wanted = [&](const control::RankView& rank) {
     return rank.heard && rank.is.phase == wanted && !rank.paused_by_program() &&
            (!pause || rank.is.parked == (wanted_of == Asked::kPark));
   };
@@ -212,7 +212,7 @@ int RunRequest(const RequestOptions& options, Output& out) {
                0, options.json);
     return kFine;
   }
-  const auto is_otherwise = [&](const control::RankLook& rank) {
+  const auto is_otherwise = [&](const control::RankView& rank) {
     return rank.is.phase == control::Phase::kPaused && rank.is.parked != (wanted_of == Asked::kPark);
   };
   if (pause && std::ranges::any_of(ranks, is_otherwise))
@@ -223,10 +223,10 @@ int RunRequest(const RequestOptions& options, Output& out) {
   const Status asked = pause ? control->Pause(HowToPause(options, wanted_of), Note) : control->Resume(deadline, Note);
   if (!asked.ok()) return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
   const double seconds = static_cast<double>(MonotonicNs() - began_ns) / 1e9;
-  ranks = control->Look();
+  ranks = control->Ranks();
   ReadAccounts(ranks);
   Bytes freed = 0;
-  for (const control::RankLook& rank : ranks) freed += rank.is.freed;
+  for (const control::RankView& rank : ranks) freed += rank.is.freed;
   PrintRanks(
       out, ranks, *job,
       fmt::format("{} {} in {:.2f} s{}",
@@ -282,7 +282,7 @@ Exit ComplainOf(const Status& why, Exit code) {
 int PrintLive(const std::vector<std::string>& names, bool json, Output& out) {
   const Result<FoundJob> job = FindJob(names, Ties::kProbable);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
-  auto ranks = control::LookAt(job->ranks, DefaultSocketDirectory());
+  auto ranks = control::RanksAt(job->ranks, DefaultSocketDirectory());
   if (ranks.empty())
     return Complain(
         "the job's processes take no requests: their libamem_nccl.so is older than this program, or they are another "

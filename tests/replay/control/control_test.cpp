@@ -41,7 +41,7 @@ void PausesAtOneStep(Ranks& ranks, int repeats) {
     ASSERT_TRUE(paused.ok()) << paused.message();
     ASSERT_TRUE(ranks.AllArePaused());
     for (int rank = 1; rank < ranks.count(); ++rank) ASSERT_EQ(ranks[rank].paused_at, ranks[0].paused_at) << "rank " << rank;
-    for (const RankLook& look : job->Look()) {
+    for (const RankView& look : job->Ranks()) {
       EXPECT_EQ(look.phase(), "paused") << look.Doing();
       EXPECT_EQ(look.is.freed, 990U);
     }
@@ -238,7 +238,7 @@ TEST(Control, a_tool_that_is_killed_at_any_point_leaves_a_job_that_can_be_resume
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok()) << job.status().message();
     std::this_thread::sleep_for(milliseconds(15));
-    (job->Look().front().phase() == "paused" ? paused : running) += 1;
+    (job->Ranks().front().phase() == "paused" ? paused : running) += 1;
     const Status resumed = job->Resume(kLong);
     ASSERT_TRUE(resumed.ok()) << resumed.message();
     ASSERT_TRUE(ranks.AllGoOn()) << "kill " << kill;
@@ -277,7 +277,7 @@ class Tool {
   }
   bool AllAre(Phase phase, Stage done) {
     return Becomes([&](const RankLink& link) {
-      const Standing& is = link->is;
+      const RankStatus& is = link->is;
       return is.about == last_ + 1 && is.phase == phase && is.stage_done == done;
     });
   }
@@ -378,7 +378,7 @@ TEST(Control, the_step_is_the_next_of_the_rank_that_is_ahead) {
   Result<JobControl> job = ranks.Open();
   ASSERT_TRUE(job.ok());
   const ToolSockets sockets(ranks.sockets());
-  const auto standing = [&] { return StandingOf(sockets, ranks.places().front().session); };
+  const auto standing = [&] { return StatusOf(sockets, ranks.places().front().session); };
   const auto go_on = [&]() -> std::optional<Status> {  // when the step is agreed on
     if (standing()->asked.target == 0) return std::nullopt;
     for (int rank = 0; rank < ranks.count(); ++rank) ranks[rank].away = false;
@@ -449,7 +449,7 @@ TEST(Control, a_program_that_pauses_by_itself_is_held_in_its_resume) {
     if (!std::exchange(begun, true)) pause_own(true);
   });
   ASSERT_TRUE(paused.ok()) << paused.message();
-  EXPECT_TRUE(job->Look().front().paused_by_program());
+  EXPECT_TRUE(job->Ranks().front().paused_by_program());
   pause_own(false);
   EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].reached == 1 && ranks[1].reached == 1; }));
   std::this_thread::sleep_for(milliseconds(150));
@@ -512,7 +512,7 @@ TEST(Control, a_rank_that_is_stopped_is_named_and_takes_part_when_it_goes_on) {
   {
     Result<JobControl> job = ranks.Open();
     ASSERT_TRUE(job.ok()) << job.status().message();
-    EXPECT_EQ(job->Look().at(1).phase(), "silent");
+    EXPECT_EQ(job->Ranks().at(1).phase(), "silent");
     const Status late = job->Pause({.deadline = kShort});
     EXPECT_EQ(late.code(), Code::kTimeout);
     EXPECT_TRUE(Has(late.message(), "rank 1: does not answer; its process is stopped")) << late.message();
@@ -537,7 +537,7 @@ TEST(Control, a_rank_that_has_ended_is_left_out_also_where_a_child_of_it_lives) 
   ranks.Kill(2);
   Result<JobControl> job = ranks.Open();
   ASSERT_TRUE(job.ok()) << job.status().message();
-  EXPECT_EQ(job->Look().size(), 1U);
+  EXPECT_EQ(job->Ranks().size(), 1U);
   EXPECT_EQ(job->LeaveNote(SessionId{99}, {}).code(), Code::kNotFound);
 }
 

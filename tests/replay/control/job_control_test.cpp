@@ -34,7 +34,7 @@ constexpr milliseconds kBriefly{60};
 class Played final : public RequestServer {
  public:
   Order order;  // both with the lock
-  Standing is;
+  RankStatus is;
 
   void OnOrder(const Order& given) override {
     const std::lock_guard lock(mutex_);
@@ -42,20 +42,20 @@ class Played final : public RequestServer {
     is.last_request = std::max(is.last_request, given.request);
   }
   void OnToolGone() override {}
-  Standing Look() override {
+  RankStatus CurrentStatus() override {
     const std::lock_guard lock(mutex_);
-    Standing now = is;
+    RankStatus now = is;
     if (order.ask != Ask::kNothing) now.asked = order;
     return now;
   }
-  void TellChanges(std::function<void()> tell) override {
+  void NotifyOfChanges(std::function<void()> tell) override {
     const std::lock_guard lock(mutex_);
     tell_ = std::move(tell);
   }
   template <class Change>
   void With(const Change& change) {
     const std::lock_guard lock(mutex_);
-    const Standing before = is;
+    const RankStatus before = is;
     change(*this);
     if (tell_ && before != is) tell_();
   }
@@ -140,7 +140,7 @@ class PlayedRanks : public testing::Test {
   }
   [[nodiscard]] std::filesystem::path sockets() const { return directory.path() / "sockets"; }
   [[nodiscard]] Result<JobControl> Open() const { return JobControl::Open(places, sockets()); }
-  [[nodiscard]] Standing Of(std::size_t rank) const { return ranks[rank]->Look(); }
+  [[nodiscard]] RankStatus Of(std::size_t rank) const { return ranks[rank]->CurrentStatus(); }
   [[nodiscard]] Order OrderOf(std::size_t rank) const {
     Order order;
     ranks[rank]->With([&](const Played& one) { order = one.order; });
@@ -150,7 +150,7 @@ class PlayedRanks : public testing::Test {
   [[nodiscard]] bool IsWithdrawn(std::size_t rank) const {
     return test::Ranks::Becomes([&] { return Of(rank).asked.request == 0; });
   }
-  void Set(std::size_t rank, const std::function<void(Standing&)>& change) {
+  void Set(std::size_t rank, const std::function<void(RankStatus&)>& change) {
     ranks[rank]->With([&](Played& one) { change(one.is); });
   }
 
@@ -187,8 +187,8 @@ class Steps : public PlayedRanks {
 };
 
 TEST_F(Steps, the_step_is_the_next_one_of_the_rank_that_is_ahead) {
-  Set(0, [](Standing& is) { is.steps = 5; });
-  Set(1, [](Standing& is) { is.steps = 9; });
+  Set(0, [](RankStatus& is) { is.steps = 5; });
+  Set(1, [](RankStatus& is) { is.steps = 9; });
   EXPECT_EQ(Ask().message(), "seen enough");
   EXPECT_EQ(targets, (std::vector<std::uint64_t>{10, 10, 10}));
 }
@@ -199,15 +199,15 @@ TEST_F(Steps, a_program_that_has_not_begun_comes_to_its_first) {
 }
 
 TEST_F(Steps, what_is_paused_has_no_say) {
-  Set(0, [](Standing& is) { is.steps = 5; });
-  Set(1, [](Standing& is) { is.steps = 90, is.phase = Phase::kPaused; });
-  Set(2, [](Standing& is) { is.steps = 80, is.own_pause = OwnPause::kPaused; });
+  Set(0, [](RankStatus& is) { is.steps = 5; });
+  Set(1, [](RankStatus& is) { is.steps = 90, is.phase = Phase::kPaused; });
+  Set(2, [](RankStatus& is) { is.steps = 80, is.own_pause = OwnPause::kPaused; });
   EXPECT_EQ(Ask().message(), "seen enough");
   EXPECT_EQ(targets.at(0), 6U);
 }
 
 TEST_F(Steps, one_that_is_named_may_be_the_next_and_no_earlier) {
-  Set(1, [](Standing& is) { is.steps = 9; });
+  Set(1, [](RankStatus& is) { is.steps = 9; });
   EXPECT_EQ(Ask(10).message(), "seen enough");
   EXPECT_EQ(targets.at(2), 10U);
   const Status early = Ask(9);
@@ -220,7 +220,7 @@ TEST_F(Steps, one_that_is_named_may_be_the_next_and_no_earlier) {
 
 TEST_F(PlayedRanks, one_that_is_held_past_the_step_is_asked_once_more_for_its_own) {
   Make(2);
-  Set(0, [](Standing& is) { is.steps = 4; });
+  Set(0, [](RankStatus& is) { is.steps = 4; });
   std::atomic<std::uint64_t> last = 0;
   const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 1 || !one.Is(Ask::kPause, Stage::kCome)) return one.Obey();
@@ -316,8 +316,8 @@ TEST_F(PlayedRanks, one_that_ends_before_it_comes_ends_the_request) {
 
 TEST_F(PlayedRanks, a_resume_of_the_program_that_some_have_begun_is_let_through) {
   Make(2);
-  Set(0, [](Standing& is) { is.own_pause = OwnPause::kPaused; });
-  Set(1, [](Standing& is) { is.own_pause = OwnPause::kResuming; });
+  Set(0, [](RankStatus& is) { is.own_pause = OwnPause::kPaused; });
+  Set(1, [](RankStatus& is) { is.own_pause = OwnPause::kResuming; });
   std::atomic<int> requests = 0;
   std::uint64_t seen = 0;
   const auto playing = Begin([&](std::size_t rank, Played& one) {
@@ -336,7 +336,7 @@ TEST_F(PlayedRanks, a_resume_of_the_program_that_some_have_begun_is_let_through)
 TEST_F(PlayedRanks, one_that_resumes_by_itself_while_no_other_waits_to_is_left_in_peace) {
   Make(2);
   for (const OwnPause own : {OwnPause::kResuming, OwnPause::kPaused}) {
-    Set(0, [&](Standing& is) { is.own_pause = own; });
+    Set(0, [&](RankStatus& is) { is.own_pause = own; });
     auto job = Open();
     ASSERT_TRUE(job.ok());
     const std::uint64_t before = Of(1).last_request;
@@ -512,7 +512,7 @@ TEST_F(PausedRanks, resume_tags_first_and_NCCL_when_all_have_theirs) {
 }
 
 TEST_F(PausedRanks, whoever_runs_already_is_not_waited_for) {
-  Set(1, [](Standing& is) { is.phase = Phase::kRunning; });
+  Set(1, [](RankStatus& is) { is.phase = Phase::kRunning; });
   const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) one.Obey();
   });
@@ -521,7 +521,7 @@ TEST_F(PausedRanks, whoever_runs_already_is_not_waited_for) {
 }
 
 TEST_F(PausedRanks, one_that_ends_an_earlier_resume_meanwhile_need_not_come_to_a_safe_point) {
-  Set(1, [](Standing& is) { is.phase = Phase::kResuming; });  // about the pause: of that resume this test gives no order
+  Set(1, [](RankStatus& is) { is.phase = Phase::kResuming; });  // about the pause: of that resume this test gives no order
   const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) return one.Obey();
     if (one.order.ask == Ask::kResume) one.is.phase = Phase::kRunning;
@@ -531,7 +531,7 @@ TEST_F(PausedRanks, one_that_ends_an_earlier_resume_meanwhile_need_not_come_to_a
 }
 
 TEST_F(PausedRanks, a_pause_waits_once_for_one_that_stays_in_an_earlier_resume) {
-  Set(1, [](Standing& is) { is.phase = Phase::kResuming; });
+  Set(1, [](RankStatus& is) { is.phase = Phase::kResuming; });
   const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) one.Obey();
   });
@@ -588,7 +588,7 @@ TEST_F(PausedRanks, one_that_has_ended_is_not_waited_for) {
 
 TEST_F(PlayedRanks, numbers_go_on_where_an_earlier_tool_ended) {
   Make(2);
-  Set(1, [](Standing& is) { is.last_request = 9; });
+  Set(1, [](RankStatus& is) { is.last_request = 9; });
   auto job = Open();
   ASSERT_TRUE(job.ok());
   const auto playing = Begin([](std::size_t, Played& one) { one.Obey(); });
@@ -599,19 +599,19 @@ TEST_F(PlayedRanks, numbers_go_on_where_an_earlier_tool_ended) {
 TEST_F(PlayedRanks, nothing_is_asked_before_what_a_tool_that_died_has_left_has_come_to_its_end) {
   Make(2);
   for (const Phase phase : {Phase::kHeld, Phase::kArrived, Phase::kPausing}) {
-    Set(1, [&](Standing& is) { is.phase = phase; });
+    Set(1, [&](RankStatus& is) { is.phase = phase; });
     std::atomic<bool> ended = false;
     std::thread later([&] {
       std::this_thread::sleep_for(milliseconds(80));
       ended = true;
-      Set(1, [](Standing& is) { is.phase = Phase::kPaused; });
+      Set(1, [](RankStatus& is) { is.phase = Phase::kPaused; });
     });
     EXPECT_TRUE(Open().ok());
     EXPECT_TRUE(ended) << ToText(phase);
     later.join();
   }
   for (const Phase phase : {Phase::kRunning, Phase::kPaused, Phase::kResuming, Phase::kFailed}) {
-    Set(1, [&](Standing& is) { is.phase = phase; });
+    Set(1, [&](RankStatus& is) { is.phase = phase; });
     EXPECT_TRUE(Open().ok());
   }
 }
@@ -631,7 +631,7 @@ TEST_F(PlayedRanks, one_asks_at_a_time_and_others_may_look) {
     EXPECT_EQ(second.status().code(), Code::kRefused);
     EXPECT_TRUE(Has(second.status().message(), "rank 0: another request is under way, by pid " + std::to_string(::getpid())))
         << second.status().message();
-    EXPECT_EQ(LookAt(places, sockets()).size(), 2U);
+    EXPECT_EQ(RanksAt(places, sockets()).size(), 2U);
   }
   EXPECT_TRUE(Open().ok());
 }
@@ -672,26 +672,26 @@ class WhatIsSaid : public PlayedRanks {
  protected:
   void SetUp() override { Make(1); }
   std::string Of(Phase phase) {
-    Set(0, [&](Standing& is) { is.phase = phase; });
-    return LookAt(places, sockets()).at(0).Doing();
+    Set(0, [&](RankStatus& is) { is.phase = phase; });
+    return RanksAt(places, sockets()).at(0).Doing();
   }
 };
 
 TEST_F(WhatIsSaid, of_each_phase) {
-  Set(0, [](Standing& is) { is.failure = {Code::kOutOfMemory, "no room"}; });
+  Set(0, [](RankStatus& is) { is.failure = {Code::kOutOfMemory, "no room"}; });
   EXPECT_EQ(Of(Phase::kRunning),
             "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; "
             "it can be stopped between launches: --between-launches");
-  Set(0, [](Standing& is) {
+  Set(0, [](RankStatus& is) {
     is.steps = 1;
     is.last_step_ns = MonotonicNs() - 3'000'000'000;
   });
   EXPECT_TRUE(Has(Of(Phase::kRunning), "runs, and has made 1 safe point, the last one 3.")) << Of(Phase::kRunning);
-  Set(0, [](Standing& is) { is.steps = 2; });
+  Set(0, [](RankStatus& is) { is.steps = 2; });
   const std::string failed = Of(Phase::kFailed);
   EXPECT_TRUE(Has(failed, "runs, and has made 2 safe points, the last one 3.")) << failed;
   EXPECT_TRUE(Has(failed, "s ago; its last pause failed: no room")) << failed;
-  Set(0, [](Standing& is) {
+  Set(0, [](RankStatus& is) {
     is.failure = {};
     is.at = 12;
     is.at_ns = MonotonicNs() + kLong.count();
@@ -701,23 +701,23 @@ TEST_F(WhatIsSaid, of_each_phase) {
   EXPECT_EQ(Of(Phase::kPausing), "pauses");
   EXPECT_EQ(Of(Phase::kResuming), "resumes");
   EXPECT_EQ(Of(Phase::kPaused), "is paused, waits in safe point 12 for a resume");
-  Set(0, [](Standing& is) {
+  Set(0, [](RankStatus& is) {
     is.failure = {Code::kOutOfMemory, "no room"};
     is.at = 0;
   });
   EXPECT_EQ(Of(Phase::kPaused), "is paused, waits in its program's own resume for a resume; the last one failed: no room");
-  Set(0, [](Standing& is) { is.own_pause = OwnPause::kPaused; });
+  Set(0, [](RankStatus& is) { is.own_pause = OwnPause::kPaused; });
   EXPECT_EQ(Of(Phase::kRunning), "is paused by its program");
 }
 
 TEST_F(WhatIsSaid, of_a_rank_is_what_it_tells) {
-  Set(0, [](Standing& is) {
+  Set(0, [](RankStatus& is) {
     is.steps = 8;
     is.held = 100;
     is.freed = 50;
     is.own_pause = OwnPause::kPaused;
   });
-  const RankLook look = LookAt(places, sockets()).at(0);
+  const RankView look = RanksAt(places, sockets()).at(0);
   EXPECT_EQ(look.process.session, places[0].session);
   EXPECT_EQ(look.process.name, "rank 0");
   EXPECT_EQ(look.process.directory, places[0].directory);

@@ -38,7 +38,7 @@ class Memory final : public Actions {
   void LetLaunchesGo() override { held = 0; }
   Status AwaitLaunches() override { return Do("await launches", &awaited); }
   std::string WhyLaunchesCannotBeHeld() override { return ""; }
-  Result<Standing> Ask(SessionId rank) override {
+  Result<RankStatus> Ask(SessionId rank) override {
     asked.push_back(rank);
     return other;
   }
@@ -54,7 +54,7 @@ class Memory final : public Actions {
   std::vector<std::string> calls;
   std::vector<EventBody> notes;
   std::vector<SessionId> asked;
-  Result<Standing> other = Status{Code::kPeerLost, "it has ended"};
+  Result<RankStatus> other = Status{Code::kPeerLost, "it has ended"};
   std::string fails;
   bool tags = false, nccl = false;  // are paused
   bool undo_fails = false;          // of what fails
@@ -86,7 +86,7 @@ class RankControlTest : public testing::Test {
     control->Begin(kSelf, memory, 0);
     order.by_pid = 77;
   }
-  [[nodiscard]] Standing is() { return control->Look(); }
+  [[nodiscard]] RankStatus is() { return control->CurrentStatus(); }
   void Give() { control->OnOrder(order); }
   void AskFor(std::uint64_t request, Ask ask, std::uint64_t target = 0, bool all_tags = false) {
     order = {
@@ -426,7 +426,7 @@ class AnotherRank : public RankControlTest {
     told = {.request = 1, .ask = Ask::kPause, .stage = Stage::kNccl};
   }
   bool GivesUp() {
-    Standing other;
+    RankStatus other;
     other.asked = told;
     memory.other = other;
     ToolDies();
@@ -659,7 +659,7 @@ TEST_F(RankControlTest, while_one_thread_is_inside_another_comes_back_after_a_mo
 
 TEST_F(RankControlTest, each_change_is_told_and_a_safe_point_is_none) {
   int told = 0;
-  control->TellChanges([&] { ++told; });
+  control->NotifyOfChanges([&] { ++told; });
   EXPECT_TRUE(GoesOnAt(1));
   EXPECT_TRUE(control->MayResume(true));
   EXPECT_EQ(told, 0);
@@ -671,7 +671,7 @@ TEST_F(RankControlTest, each_change_is_told_and_a_safe_point_is_none) {
   EXPECT_EQ(told, 0) << "it is on its way still";
   EXPECT_FALSE(GoesOnAt(7));
   EXPECT_GT(told, 0);
-  control->TellChanges({});
+  control->NotifyOfChanges({});
   told = 0;
   Allow(Stage::kNccl);
   EXPECT_FALSE(GoesOnAt(7));

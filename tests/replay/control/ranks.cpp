@@ -57,7 +57,7 @@ class Numbers final : public Actions {
   void LetLaunchesGo() override {}
   Status AwaitLaunches() override { return {}; }
   std::string WhyLaunchesCannotBeHeld() override { return words_.launches_by == 0 ? kNoLaunches : ""; }
-  Result<Standing> Ask(SessionId rank) override { return StandingOf(sockets_, rank); }
+  Result<RankStatus> Ask(SessionId rank) override { return StatusOf(sockets_, rank); }
   // Fails on all ranks, as NCCL's pause does, when one of them fails or does not come.
   Status Together(Fails fails, std::atomic<std::uint64_t>& counter) {
     // No rank gets past a call before this one has come to it, so its number is known before, and so is a failure.

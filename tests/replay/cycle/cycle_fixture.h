@@ -64,7 +64,7 @@ class ScriptedSet {
     [[nodiscard]] board::ScopeFacts FactsOf(SessionId) override { return {.lifecycle = Lifecycle::kRunning}; }
     void FailedBy(SessionId) override {}
     [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }
-    void TellWaiting(const std::vector<SessionId>&) override {}
+    void NotifyAbsent(const std::vector<SessionId>&) override {}
     [[nodiscard]] std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions) override {
       return set_.shares_now ? Assembly::SharesNow(sessions) : std::nullopt;
     }
@@ -111,7 +111,7 @@ class ScriptedPeers final : public Peers {
  public:
   [[nodiscard]] PeerIdentity Self() const override { return {kSelf, "host", 1, 0, 0}; }
   void SetGroup(std::int64_t) override {}
-  void KeepEverything() override {}
+  void SetReleasesNothing() override {}
   Result<SharedAllocation> Import(const Token&, AllocationId) override {
     return Status{Code::kUnsupported, "not in this test"};
   }

@@ -121,8 +121,8 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   void End(int rank) { shared->ranks[At(rank)].start = 0; }
 
   // ---- AskedJob
-  std::vector<control::RankLook> Look() override {
-    std::vector<control::RankLook> looks;
+  std::vector<control::RankView> Ranks() override {
+    std::vector<control::RankView> looks;
     for (int rank = 0; rank < kFakeRanks; ++rank) {
       const std::uint64_t start = shared->ranks[At(rank)].start;
       if (start != 1000 + static_cast<std::uint64_t>(rank)) continue;  // has ended, whoever has its number now

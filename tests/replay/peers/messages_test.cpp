@@ -12,7 +12,7 @@ PeerIdentity Who(unsigned n) {
 }
 
 const control::Order kOrder{7, control::Ask::kResume, control::Stage::kNccl, true, 99, 4711, SessionId{12}};
-control::Standing Stands() {
+control::RankStatus Stands() {
   return {11,
           12,
           control::OwnPause::kResuming,
@@ -42,8 +42,8 @@ std::vector<Message> OneOfEach() {
       {7, DroppedMessage{{{AllocationId{1}, AllocationId{2}}}}},
       {8, AwaitingMessage{}},
       {9, OrderMessage{kOrder}},
-      {10, LookMessage{}},
-      {11, StandingMessage{Stands()}},
+      {10, AskStatusMessage{}},
+      {11, RankStatusMessage{Stands()}},
       {12, NoteMessage{Frozen{5, 9, 77, "a -> b"}}},
       {13, AskBoardMessage{"weights", {SessionId{3}, SessionId{4}}, 99}},
       {14, BoardMessage{}},
@@ -125,7 +125,7 @@ TEST(PeerMessages, fields_of_requests_and_boards_are_where_they_belong) {
   EXPECT_EQ(board.members, (std::vector{SessionId{3}, SessionId{4}}));
   EXPECT_EQ(board.instead_of, 99U);
   EXPECT_EQ(Back<OrderMessage>().order, kOrder);
-  EXPECT_EQ(Back<StandingMessage>().standing, Stands());
+  EXPECT_EQ(Back<RankStatusMessage>().standing, Stands());
   EXPECT_EQ(Back<NoteMessage>().event, EventBody(Frozen{5, 9, 77, "a -> b"}));
 }
 

@@ -480,7 +480,7 @@ TEST_F(UnixPeersTest, facts_wait_while_the_journal_is_in_use_and_nobody_waits_fo
   absent.session.busy_journal = 20;
   const auto assembly = waiting.peers->Assemble(CycleKind::kPause, "");
   ASSERT_TRUE(assembly->Find(In(milliseconds(20'000))).ok());
-  assembly->TellWaiting({absent.identity.session});
+  assembly->NotifyAbsent({absent.identity.session});
   const auto told = absent.session.AwaitFacts<MemberHeard>(1);
   ASSERT_FALSE(told.empty());
   EXPECT_TRUE(told[0].asks);

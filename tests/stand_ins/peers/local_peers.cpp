@@ -221,7 +221,7 @@ class LocalAssembly final : public Assembly {
   }
   void FailedBy(SessionId) override {}
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }
-  void TellWaiting(const std::vector<SessionId>&) override {}
+  void NotifyAbsent(const std::vector<SessionId>&) override {}
   void Say(const std::string&) override {}
   void Discard() override {}
 
@@ -252,7 +252,7 @@ class LocalPeers final : public Peers {
     const std::lock_guard lock(hub_->mutex);
     me_->identity.group = group;
   }
-  void KeepEverything() override {
+  void SetReleasesNothing() override {
     const std::lock_guard lock(hub_->mutex);
     me_->identity.keeps = true;
   }

@@ -62,6 +62,7 @@ struct AskOptions {
   bool parks = false;  // between launches, with nothing released
   // Without the tags where the job is stopped between launches: for who takes all memory anyway.
   bool tags_at_safepoint_only = false;
+  std::chrono::milliseconds progress_every{1'000};
   // What the caller has still to find out while the ranks come; asked every millisecond, by the thread that asks for the pause.
   // Nothing: it does not know yet. Nothing is paused before it says ok; a failure withdraws the request, and is its answer.
   std::function<std::optional<Status>()> may_pause;

@@ -102,18 +102,18 @@ void JobControl::Post(Ask ask, bool all_tags, Stage stage, const agreement::Laun
   order_ = {.request = order_.request + 1, .ask = ask, .stage = stage, .all_tags = all_tags};
   order_.launches = launches;
   if (first != ranks_.end()) order_.told_first = (*first)->process.session;
-  standing_ = stage == Stage::kNccl;
+  irrevocable_ = stage == Stage::kNccl;
   GiveAll();
 }
 
 void JobControl::SetStage(Stage stage) {
-  if (stage == Stage::kNccl) standing_ = true;
+  if (stage == Stage::kNccl) irrevocable_ = true;
   order_.stage = stage;
   GiveAll();
 }
 
 void JobControl::Withdraw() {
-  if (std::exchange(standing_, true)) return;
+  if (std::exchange(irrevocable_, true)) return;
   order_.ask = Ask::kNothing;
   GiveAll();
 }
@@ -142,7 +142,7 @@ Result<const RankLink*> JobControl::AwaitRanks(Ask asked, Deadline until,
       if (!has) waits_for = &rank;
     }
     if (waits_for == nullptr || Passed(until)) return waits_for;
-    Wait(std::min(kLook, LeftUntil(until)));
+    Wait(std::min(kSlice, LeftUntil(until)));
   }
 }
 
@@ -160,6 +160,10 @@ bool JobControl::HasDone(const RankLink& rank, Stage stage) const {
 
 bool JobControl::HasGivenUp(const RankLink& rank) const {
   return rank.answered() && Has(rank, Phase::kRunning) && rank->is.asked.request == 0;
+}
+
+Status JobControl::LostContact(const RankLink& rank) {
+  return {Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
 }
 
 Status JobControl::FirstFailure(Ask asked) const {

@@ -29,7 +29,7 @@ class JobControl final : public AskedJob {
   Result<State> MemoryOf(const RankProcess& process) override;
 
  private:
-  static constexpr std::chrono::milliseconds kLook{50};  // what comes is seen at once
+  static constexpr std::chrono::milliseconds kSlice{50};  // of a wait; what comes is taken at once
 
   JobControl(std::unique_ptr<ToolSockets> sockets, std::vector<RankLink> ranks)
       : sockets_(std::move(sockets)), ranks_(std::move(ranks)) {}
@@ -38,6 +38,13 @@ class JobControl final : public AskedJob {
   // A stop between launches (stop_launches.cpp): ok when all ranks stand there.
   [[nodiscard]] Result<bool> StopsBetweenLaunches(const AskOptions& options) const;
   Status StopLaunches(const AskOptions& options, Deadline until, const Progress& progress);
+  // What the ranks say of their launches. A failure: one of them cannot be stopped so, or has ended or failed.
+  struct LaunchReadings {
+    std::vector<agreement::LaunchReading> of_ranks;
+    bool all_hold = false;  // their launches
+    bool all_came = false;
+  };
+  [[nodiscard]] Result<LaunchReadings> ReadLaunches() const;
   void GiveLaunches(const agreement::LaunchStop& stop, bool parks);
   [[nodiscard]] Status AreNotAtTargets(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const;
   void AwaitEndOfEarlier();
@@ -61,16 +68,17 @@ class JobControl final : public AskedJob {
   Status AwaitStage(Stage stage);
   Status UndoPause(const Status& why);
   [[nodiscard]] Status DidNotCome(std::chrono::milliseconds deadline) const;
+  [[nodiscard]] static Status LostContact(const RankLink& rank);  // of one that HasGivenUp
   [[nodiscard]] Status FirstFailure(Ask asked) const;
 
   std::unique_ptr<ToolSockets> sockets_;  // outlives the ranks' connections
   std::vector<RankLink> ranks_;
-  Order order_;           // the last one
-  bool standing_ = true;  // nothing is to be withdrawn
+  Order order_;              // the last one
+  bool irrevocable_ = true;  // nothing is to be withdrawn
   Deadline next_beat_ = Now();
 };
 
-// The same look without keeping others from asking: for commands that only show. What cannot be looked at is left out.
+// The same without keeping others from asking: for commands that only show. Ranks that cannot be asked are left out.
 [[nodiscard]] std::vector<RankView> RanksAt(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory);
 
 }  // namespace amem::control

@@ -3,16 +3,16 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
 
+#include "replay/control/changes_report.h"
 #include "replay/control/job_control.h"
+#include "statemachine/check.h"
 
 namespace amem::control {
 
 constexpr std::chrono::milliseconds kAskTheCaller{1};
 constexpr std::chrono::milliseconds kFirstBetween{10}, kMostBetween{500};
-constexpr std::chrono::seconds kTell{1};
 // For ranks that have begun to pause: each of them has a deadline of its own (AMEM_TIMEOUT_MS).
 constexpr std::chrono::seconds kToPause{600}, kToUndo{60};
 
@@ -37,6 +37,8 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
   }
   if (progress) progress(options.parks ? "all ranks stand" : "all ranks have come, and pause");
   for (const Stage stage : {Stage::kTags, Stage::kNccl}) {
+    AMEM_CHECK(order_.stage < stage, order_.request);  // what the ranks have been told is not taken back
+    AMEM_CHECK(order_.ask == Ask::kPause, order_.request);
     SetStage(stage);
     if (const Status done = AwaitStage(stage); !done.ok()) return was_paused ? done : UndoPause(done);
   }
@@ -76,8 +78,7 @@ JobControl::Coming JobControl::HowTheyCome() const {
 }
 
 Status JobControl::AwaitAll(const AskOptions& options, Deadline until, const Progress& progress) {
-  Deadline tell = In(kTell);
-  std::map<SessionId, std::string> told;              // the same is not told again
+  ChangesReport report(progress, options.progress_every);
   std::chrono::milliseconds between = kFirstBetween;  // requests that are put again
   for (;;) {
     const auto allowed = options.may_pause ? options.may_pause() : Status();
@@ -97,16 +98,8 @@ Status JobControl::AwaitAll(const AskOptions& options, Deadline until, const Pro
       between = std::min(2 * between, kMostBetween);
       Post(Ask::kPause, options.all_tags, Stage::kCome);
     }
-    if (progress && Passed(tell)) {
-      tell = In(kTell);
-      for (const RankLink& rank : ranks_) {
-        std::string doing = HasCome(rank) ? "" : rank->Doing();
-        std::string& before = told[rank->process.session];
-        if (!doing.empty() && doing != before) progress(rank.name() + " " + doing);
-        before = std::move(doing);
-      }
-    }
-    Wait(std::min(allowed ? kLook : kAskTheCaller, LeftUntil(until)));
+    report.IfDue(ranks_, [&](std::size_t i) { return HasCome(ranks_[i]) ? std::string() : ranks_[i]->Doing(); });
+    Wait(std::min(allowed ? kSlice : kAskTheCaller, LeftUntil(until)));
   }
 }
 
@@ -115,7 +108,7 @@ Status JobControl::AwaitStage(Stage stage) {
                 if (HasDone(rank, stage)) return true;
                 if (!rank->alive) return Status{Code::kPeerLost, rank.name() + " " + rank->lost + " while it paused"};
                 if (!HasGivenUp(rank)) return false;
-                return Status{Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
+                return LostContact(rank);
               }));
   if (waits_for == nullptr) return {};
   return {Code::kTimeout, "some ranks neither pause nor fail; `amem ls --live` shows what they do"};
@@ -123,11 +116,11 @@ Status JobControl::AwaitStage(Stage stage) {
 
 // Where ranks that share no memory differ, those that have paused resume.
 Status JobControl::UndoPause(const Status& why) {
-  standing_ = false;
+  irrevocable_ = false;
   Withdraw();
   // Every rank is to have ended its part first: a pause of NCCL's memory fails on all ranks that share any.
   const auto busy = [&](const RankLink& rank) { return rank->alive && (!rank.answered() || Has(rank, Phase::kPausing)); };
-  for (const Deadline until = In(kToPause); std::ranges::any_of(ranks_, busy) && !Passed(until);) Wait(kLook);
+  for (const Deadline until = In(kToPause); std::ranges::any_of(ranks_, busy) && !Passed(until);) Wait(kSlice);
   const auto paused = [](const RankLink& rank) { return rank->alive && rank->is.phase == Phase::kPaused; };
   if (std::ranges::none_of(ranks_, paused)) return why;
   // Those say in `why` that they stay paused.
@@ -165,7 +158,7 @@ Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& pr
       resuming.insert(rank->process.session);
   }
   Post(Ask::kResume, tags, Stage::kTags);
-  standing_ = true;  // what is paused must not be forgotten when this object goes
+  irrevocable_ = true;  // what is paused must not be forgotten when this object goes
   if (progress) progress(fmt::format("{} of {} ranks resume", resuming.size(), ranks_.size()));
   for (const Stage stage : {Stage::kTags, Stage::kNccl}) {
     if (stage == Stage::kNccl) SetStage(stage);

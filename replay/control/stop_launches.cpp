@@ -4,15 +4,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
+#include <string>
+#include <vector>
 
+#include "replay/control/changes_report.h"
 #include "replay/control/job_control.h"
 
 namespace amem::control {
 
 namespace {
 
-constexpr std::chrono::seconds kTellOfStop{1};
 // For as long nothing changes before a rank that is held is let go once more; longer each time, because a rank that computes
 // changes nothing either.
 constexpr std::chrono::milliseconds kStill{100}, kMostStill{500};
@@ -52,57 +53,69 @@ void JobControl::GiveLaunches(const agreement::LaunchStop& stop, bool parks) {
   order_.launches.seats.clear();
 }
 
+Result<JobControl::LaunchReadings> JobControl::ReadLaunches() const {
+  LaunchReadings now{.of_ranks = {}, .all_hold = true, .all_came = true};
+  for (const RankLink& rank : ranks_) {
+    if (!rank->alive) return Status{Code::kPeerLost, rank.name() + " " + rank->lost + " before it paused; nothing was paused"};
+    if (HasGivenUp(rank)) return LostContact(rank);
+    const agreement::LaunchReading& says = rank->is.launches;
+    if (Has(rank, Phase::kHeld) && !says.why_not.empty())
+      return Status{Code::kRefused,
+                    fmt::format("{} cannot be stopped between launches: {}; nothing was changed", rank.name(), says.why_not)};
+    now.all_came = now.all_came && HasCome(rank);
+    now.all_hold = now.all_hold && (Has(rank, Phase::kHeld) || Has(rank, Phase::kArrived)) && says.version != 0;
+    now.of_ranks.push_back(says);
+  }
+  AMEM_TRY(FirstFailure(Ask::kPause));
+  return now;
+}
+
+namespace {
+
+// How long nothing has changed. A rank that is let go once more is waited for longer each time.
+class Stillness {
+ public:
+  void See(const std::vector<agreement::LaunchReading>& readings) {
+    if (readings == before_) return;
+    before_ = readings;
+    at_ = In(patience_);
+  }
+  void LetGo() {
+    patience_ = std::min(2 * patience_, kMostStill);
+    at_ = In(patience_);
+  }
+  [[nodiscard]] bool IsStill() const { return Passed(at_); }
+
+ private:
+  std::vector<agreement::LaunchReading> before_;
+  std::chrono::milliseconds patience_ = kStill;
+  Deadline at_ = In(patience_);
+};
+
+}  // namespace
+
 Status JobControl::StopLaunches(const AskOptions& options, Deadline until, const Progress& progress) {
+  using Next = agreement::LaunchStop::Next;
   agreement::LaunchStop stop;
-  std::vector<agreement::LaunchReading> before;
-  std::chrono::milliseconds patience = kStill;
-  Deadline still_at = In(patience), tell = In(kTellOfStop);
-  std::map<SessionId, std::string> told;  // the same is not told again
+  Stillness stillness;
+  ChangesReport report(progress, options.progress_every);
   for (bool stand = false;;) {
     const auto allowed = options.may_pause ? options.may_pause() : Status();
     if (allowed && !allowed->ok()) return *allowed;
-    std::vector<agreement::LaunchReading> readings;
-    bool all_hold = true, all_came = true;
-    for (const RankLink& rank : ranks_) {
-      if (!rank->alive) return {Code::kPeerLost, rank.name() + " " + rank->lost + " before it paused; nothing was paused"};
-      if (HasGivenUp(rank)) return {Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
-      const agreement::LaunchReading& says = rank->is.launches;
-      if (Has(rank, Phase::kHeld) && !says.why_not.empty())
-        return {Code::kRefused,
-                fmt::format("{} cannot be stopped between launches: {}; nothing was changed", rank.name(), says.why_not)};
-      all_came = all_came && HasCome(rank);
-      all_hold = all_hold && (Has(rank, Phase::kHeld) || Has(rank, Phase::kArrived)) && says.version != 0;
-      readings.push_back(says);
-    }
-    AMEM_TRY(FirstFailure(Ask::kPause));
-    if (stand && all_came && allowed) return {};
+    AMEM_ASSIGN(const LaunchReadings now, ReadLaunches());
+    if (stand && now.all_came && allowed) return {};
     if (Passed(until)) return AreNotAtTargets(stop, options.deadline);
-    if (!stand && all_hold) {
-      if (readings != before) {
-        before = readings;
-        still_at = In(patience);
-      }
-      using Next = agreement::LaunchStop::Next;
+    if (!stand && now.all_hold) {
+      stillness.See(now.of_ranks);
       const std::uint32_t let_go = stop.let_go();
-      const Next next = stop.Consider(readings, Passed(still_at));
+      const Next next = stop.Consider(now.of_ranks, stillness.IsStill());
       if (next == Next::kMissing) return {Code::kRefused, stop.missing() + "; nothing was changed"};
-      if (stop.let_go() != let_go) {
-        patience = std::min(2 * patience, kMostStill);
-        still_at = In(patience);
-      }
-      if (next == Next::kOrder || next == Next::kStand) GiveLaunches(stop, options.parks);
-      stand = next == Next::kStand;
+      if (stop.let_go() != let_go) stillness.LetGo();
+      if (next == Next::kOrder || next == Next::kStopped) GiveLaunches(stop, options.parks);
+      stand = next == Next::kStopped;
       if (next == Next::kOrder) continue;
     }
-    if (progress && Passed(tell)) {
-      tell = In(kTellOfStop);
-      for (std::size_t i = 0; i < ranks_.size(); ++i) {
-        const std::string why = stop.WhyNotAtTargets(i, ranks_[i]->is.launches);
-        std::string& last = told[ranks_[i]->process.session];
-        if (!why.empty() && why != last) progress(ranks_[i].name() + " " + why);
-        last = why;
-      }
-    }
+    report.IfDue(ranks_, [&](std::size_t i) { return stop.WhyNotAtTargets(i, ranks_[i]->is.launches); });
     Wait(std::min<std::chrono::milliseconds>(std::chrono::milliseconds(20), LeftUntil(until)));
   }
 }

@@ -122,9 +122,8 @@ LaunchStop::Next LaunchStop::LetGo(std::size_t seat, const Seen& seen) {
   return Next::kOrder;
 }
 
-LaunchStop::Next LaunchStop::Consider(std::span<const LaunchReading> readings, bool still) {
-  if (std::ranges::any_of(readings, [](const LaunchReading& one) { return one.version == 0; })) return Next::kWait;
-  Seen seen = See(readings);
+// A rank may become a member of a clock whose target the others have been told already. True: the ranks need another order.
+bool LaunchStop::RaiseTargets(const Seen& seen) {
   std::map<Place, std::vector<ClockId>> clocks;
   for (std::size_t i = 0; i < seen.places.size(); ++i)
     for (const auto& [clock, count] : seen.launchers[i].launched) clocks[seen.places[i]].push_back(clock);
@@ -133,38 +132,52 @@ LaunchStop::Next LaunchStop::Consider(std::span<const LaunchReading> readings, b
     const auto ended = seen.ended.find(clock);
     targets[clock] = std::max({targets[clock], count, ended == seen.ended.end() ? 0 : ended->second});
   }
-  // A rank may become a member of a clock whose target the others have been told already.
-  if (targets != targets_ || clocks != clocks_) {
-    targets_ = std::move(targets);
-    clocks_ = std::move(clocks);
+  if (targets == targets_ && clocks == clocks_) return false;
+  targets_ = std::move(targets);
+  clocks_ = std::move(clocks);
+  return true;
+}
+
+// One that was let go once more, and has not launched.
+bool LaunchStop::AwaitsLaunch(const Seen& seen) const {
+  for (std::size_t i = 0; i < seen.places.size(); ++i) {
+    const auto allowed = allowed_.find(seen.places[i]);
+    if (allowed != allowed_.end() && allowed->second > seen.launchers[i].let_go) return true;
+  }
+  return false;
+}
+
+// Nobody is behind any more.
+LaunchStop::Next LaunchStop::Stop(std::span<const LaunchReading> readings, const Seen& seen, bool awaits_launch) {
+  if (awaits_launch) {  // it need not any more
+    for (std::size_t i = 0; i < seen.places.size(); ++i) allowed_[seen.places[i]] = seen.launchers[i].let_go;
+    ++version_;
+    return Next::kOrder;
+  }
+  if (SomeAreMissing(readings)) return Next::kMissing;
+  stands_ = true;
+  ++version_;
+  return Next::kStopped;
+}
+
+LaunchStop::Next LaunchStop::Consider(std::span<const LaunchReading> readings, bool still) {
+  if (std::ranges::any_of(readings, [](const LaunchReading& one) { return one.version == 0; })) return Next::kWait;
+  Seen seen = See(readings);
+  if (RaiseTargets(seen)) {
     ++version_;
     return Next::kOrder;
   }
   if (std::ranges::any_of(readings, [&](const LaunchReading& one) { return one.version != version_; })) return Next::kWait;
-  bool waits_for_one = false;  // that was let go once more, and has not launched
-  for (std::size_t i = 0; i < seen.places.size(); ++i) {
-    const auto allowed = allowed_.find(seen.places[i]);
-    waits_for_one = waits_for_one || (allowed != allowed_.end() && allowed->second > seen.launchers[i].let_go);
-  }
-  const std::size_t seats = seen.launchers.size();
+  const bool awaits_launch = AwaitsLaunch(seen);
+  Counts targets = targets_;
   for (std::size_t process = 0; process < readings.size(); ++process) {
     if (readings[process].inside.empty()) continue;
     seen.launchers.push_back({.launched = {{CallOf(process), 0}}, .held = false, .let_go = 0, .ended = false});
     targets[CallOf(process)] = 1;
   }
-  if (Behind(seen.launchers, targets).empty()) {
-    if (waits_for_one) {  // it need not any more
-      for (std::size_t i = 0; i < seats; ++i) allowed_[seen.places[i]] = seen.launchers[i].let_go;
-      ++version_;
-      return Next::kOrder;
-    }
-    if (SomeAreMissing(readings)) return Next::kMissing;
-    stands_ = true;
-    ++version_;
-    return Next::kStand;
-  }
-  if (waits_for_one) return Next::kWait;
-  for (std::size_t i = 0; i < seats; ++i)
+  if (Behind(seen.launchers, targets).empty()) return Stop(readings, seen, awaits_launch);
+  if (awaits_launch) return Next::kWait;
+  for (std::size_t i = 0; i < seen.places.size(); ++i)
     if (MayLaunch(seen.launchers, i, targets, still) == Launch::kOnceMore) return LetGo(i, seen);
   return Next::kWait;
 }

@@ -1,5 +1,5 @@
 // A stop between launches, as its two sides tell of it: what a process says of the launches of its ranks, what it is ordered,
-// and what whoever leads the stop makes of all that was said. Plain values and a pure class on the functions of clocks.h; it
+// and what orders follow from all that was said. Plain values and a pure class on the functions of clocks.h; it
 // knows no connection, thread or GPU.
 //
 // A process closes its gate with the first order, whose version is 1. While the gate is closed every launch is counted under
@@ -72,7 +72,7 @@ class LaunchStop {
   enum class Next : std::uint8_t {
     kWait,     // for other readings
     kOrder,    // each process is to get another order
-    kStand,    // all stand; each is to get the order that says so
+    kStopped,  // all stand; each is to get the order that says so
     kMissing,  // not all ranks of a communicator are among those that are asked
   };
   // `readings`: of each process, in the same order each time. `still`: none has changed for a while.
@@ -95,6 +95,9 @@ class LaunchStop {
   };
   [[nodiscard]] Seen See(std::span<const LaunchReading> readings) const;
   bool SomeAreMissing(std::span<const LaunchReading> readings);
+  bool RaiseTargets(const Seen& seen);
+  [[nodiscard]] bool AwaitsLaunch(const Seen& seen) const;
+  Next Stop(std::span<const LaunchReading> readings, const Seen& seen, bool awaits_launch);
   Next LetGo(std::size_t seat, const Seen& seen);
 
   std::uint64_t version_ = 1;

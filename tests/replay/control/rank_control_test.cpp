@@ -82,9 +82,13 @@ constexpr SessionId kSelf{1}, kOther{2};
 class RankControlTest : public testing::Test {
  protected:
   void SetUp() override {
-    control.emplace();
+    Restart();
     control->Begin(kSelf, memory, 0);
     order.by_pid = 77;
+  }
+  // Its waits are short, and it takes a tool for stopped by the clock of the test.
+  void Restart() {
+    control.emplace(ServeTimes{.slice = std::chrono::milliseconds(5), .now = [this] { return now; }});
   }
   [[nodiscard]] RankStatus is() { return control->CurrentStatus(); }
   void Give() { control->OnOrder(order); }
@@ -124,9 +128,27 @@ class RankControlTest : public testing::Test {
   }
 
   Memory memory;
+  Deadline now = Now();
   std::optional<RankControl> control;
   Order order;
 };
+
+// ---- checks --------------------------------------------------------------------------------------------------------------
+
+TEST_F(RankControlTest, one_whose_state_is_not_true_says_so_to_each_request_and_runs_on) {
+  Restart();  // and nobody has given it what it acts on
+  AskFor(1, Ask::kPause, 5);
+  EXPECT_TRUE(GoesOnAt(5));
+  EXPECT_EQ(phase(), Phase::kFailed);
+  EXPECT_EQ(is().about, 1U);
+  EXPECT_NE(Message().find("actions_ != nullptr"), std::string::npos) << Message();
+  control->Begin(kSelf, memory, 5);
+  AskFor(2, Ask::kPause, 6);
+  EXPECT_TRUE(GoesOnAt(6)) << "what was not true once is not trusted again";
+  EXPECT_EQ(is().about, 2U);
+  EXPECT_EQ(memory.All<RequestEnded>().at(0).code, Code::kInvalid);
+  EXPECT_TRUE(memory.calls.empty());
+}
 
 // ---- coming --------------------------------------------------------------------------------------------------------------
 
@@ -196,13 +218,14 @@ TEST_F(RankControlTest, a_tool_that_is_dead_holds_nobody) {
 }
 
 TEST_F(RankControlTest, a_tool_that_is_stopped_holds_nobody_for_long) {
-  control.emplace(std::chrono::milliseconds(1500));
-  control->Begin(kSelf, memory, 0);
   AskFor(1, Ask::kPause, 5);
   ASSERT_FALSE(GoesOnAt(5));
-  control->OnOrder({});  // a sign of life
+  now += std::chrono::milliseconds(29'999);
   EXPECT_FALSE(GoesOnAt(5));
-  std::this_thread::sleep_for(std::chrono::milliseconds(1600));
+  control->OnOrder({});  // a sign of life
+  now += std::chrono::milliseconds(29'999);
+  EXPECT_FALSE(GoesOnAt(5));
+  now += std::chrono::milliseconds(1);
   EXPECT_TRUE(GoesOnAt(5));
   EXPECT_EQ(memory.All<RequestEnded>().at(0).code, Code::kPeerLost);
   Allow(Stage::kNccl);

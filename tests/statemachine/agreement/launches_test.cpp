@@ -116,7 +116,7 @@ class World {
       known[heard] = now;
       const auto next = stop.Consider(known, idle > 8 * processes_.size());
       if (next == LaunchStop::Next::kMissing) return "some are missing: " + stop.missing();
-      if (next == LaunchStop::Next::kStand) return Complete();
+      if (next == LaunchStop::Next::kStopped) return Complete();
       if (next != LaunchStop::Next::kOrder) continue;
       idle = 0;
       for (std::size_t i = 0; i < processes_.size(); ++i) processes_[i].on_the_way.push_back(stop.OrderOf(i));
@@ -251,7 +251,7 @@ TEST(LaunchStop, a_rank_inside_a_call_does_not_stand_and_a_held_one_is_let_go_fo
   EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kOrder);
   both = {Reading(4, 0, 4, true), Reading(4, 1, 4)};
   EXPECT_EQ(stop.OrderOf(0).seats.front().let_go, 0U);
-  EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kStand);
+  EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kStopped);
 }
 
 TEST(LaunchStop, a_rank_that_becomes_a_member_of_a_clock_is_told_a_target_that_others_know_already) {
@@ -295,7 +295,7 @@ TEST(LaunchStop, a_communicator_that_ended_everywhere_keeps_nobody_and_one_that_
   EXPECT_EQ(stop.WhyNotAtTargets(1, both[1]), "has made 3 of 4 launches on communicator 0x9 (2 ranks)");
   both[1].clocks[0].ended = true;
   EXPECT_EQ(stop.Consider(both, false), LaunchStop::Next::kOrder);
-  EXPECT_EQ(stop.Consider(with_version(3), false), LaunchStop::Next::kStand);
+  EXPECT_EQ(stop.Consider(with_version(3), false), LaunchStop::Next::kStopped);
   EXPECT_EQ(stop.WhyNotAtTargets(1, both[1]), "");
 }
 

@@ -1,0 +1,113 @@
+// What the session's service thread and the threads of a rank know of each other, under one lock: the order that is in force,
+// how far it has been carried out, and what the tool is told. Nobody calls back under the lock but to announce a change.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <utility>
+
+#include "journal/base/deadline.h"
+#include "replay/peers/requests.h"
+
+namespace amem::control {
+
+// The safe points of a program, and whether it is asked for anything at them: two atomic operations where it is not. Both ends
+// are sequentially consistent (requests.h).
+class SafepointCounter {
+ public:
+  void Begin(std::uint64_t steps) { steps_.store(steps, std::memory_order_seq_cst); }
+  // True: something is asked. Of several threads the one that is ahead has counted.
+  bool Came(std::uint64_t step) {
+    std::uint64_t last = steps_.load(std::memory_order_relaxed);
+    while (last < step && !steps_.compare_exchange_weak(last, step, std::memory_order_seq_cst)) {
+    }
+    return asked_at_steps_.load(std::memory_order_seq_cst) != 0;
+  }
+  void CameAt(std::uint64_t coarse_ns) { last_step_ns_.store(coarse_ns, std::memory_order_relaxed); }
+
+  // The request of which something is still to be done; 0: none.
+  [[nodiscard]] std::uint64_t asked() const { return asked_.load(std::memory_order_relaxed); }
+  void SetAsked(std::uint64_t request, bool at_safe_points);
+  void Describe(RankStatus& status) const;
+
+ private:
+  alignas(64) std::atomic<std::uint64_t> steps_{0};
+  std::atomic<std::uint64_t> last_step_ns_{0};
+  std::atomic<std::uint64_t> asked_{0}, asked_at_steps_{0};
+};
+
+// Of the rank's side.
+struct ServeTimes {
+  std::chrono::milliseconds patience{30'000};  // a tool that is silent, because it was stopped, is taken for alive so long
+  std::chrono::milliseconds slice{100};        // after which a waiting thread of an interpreter is given back
+  std::function<Deadline()> now = Now;         // the clock of `patience`
+};
+
+class RequestDesk {
+ public:
+  explicit RequestDesk(ServeTimes times) : times_(std::move(times)) {}
+
+  SafepointCounter safe_points;
+  [[nodiscard]] std::chrono::milliseconds slice() const { return times_.slice; }
+
+  // ---- the service thread
+  // True: a thread has to serve this order between launches, and there is none; the caller starts one, or says that it could
+  // not (BetweenLaunchesEnded). `can_hold`: this rank can hold launches.
+  [[nodiscard]] bool Receive(const Order& order, bool can_hold);
+  void ToolGone();
+  [[nodiscard]] RankStatus Current();
+  void NotifyOfChanges(std::function<void()> notify);
+
+  // ---- the threads that carry out requests
+  struct Reading {
+    Order order;  // request 0: nothing is asked
+    std::uint64_t change = 0;
+    bool ends = false;  // the rank ends, and serves no more
+  };
+  [[nodiscard]] Reading Read();
+  void AwaitChange(std::uint64_t after, std::chrono::microseconds most);  // of what Read has
+  [[nodiscard]] bool ToolLives();
+  void MarkDone(std::uint64_t request);  // nothing more is to be done about this one
+  // The tool reads which request a status is about, so that it takes nothing that is about an earlier one for an answer.
+  void Begin(std::uint64_t request, Phase phase);
+  using Change = std::function<void(RankStatus&)>;
+  void ChangeStatus(const Change& change);  // under the lock
+  void Report(
+      Phase phase, Stage done, const Change& change = [](RankStatus&) {});
+  [[nodiscard]] OwnPause OwnPauseNow();
+  void SetOwnPause(OwnPause own);
+  // The tool takes a rank whose own pause holds for one that has come, so it is decided under the lock whether the rank is
+  // asked for anything. False: it is; else it has said that it resumes.
+  [[nodiscard]] bool BeginOwnResume();
+
+  // ---- the thread that serves between launches
+  // True: nothing has changed since that reading, or the rank ends; from now on an order needs another thread.
+  [[nodiscard]] bool MayEndBetweenLaunches(const Reading& reading);
+  void BetweenLaunchesEnded();
+  void End();  // before that thread is joined for the last time
+
+ private:
+  // The order in force, as the connection of its tool left it.
+  struct InForce {
+    Order order;
+    std::uint64_t last_request = 0, done = 0;  // numbers up to `done` need nothing more
+    bool tool_lives = false;                   // the one that gave `order`
+    Deadline void_after{};                     // unless that tool is heard from before
+  };
+  void SetAskedLocked(std::uint64_t request);
+
+  const ServeTimes times_;
+  alignas(64) std::mutex mutex_;  // over all below
+  std::condition_variable changed_;
+  std::uint64_t changes_ = 0;
+  InForce in_force_;
+  RankStatus status_;  // but for safe points and what is asked
+  std::function<void()> notify_;
+  bool served_between_ = false, ends_ = false;
+};
+
+}  // namespace amem::control

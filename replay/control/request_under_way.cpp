@@ -1,0 +1,254 @@
+#include "replay/control/request_under_way.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "journal/base/clock.h"
+#include "statemachine/check.h"
+
+namespace amem::control {
+
+void RequestUnderWay::Begin(SessionId self, Actions& actions) {
+  self_ = self;
+  actions_ = &actions;
+}
+
+void RequestUnderWay::LetLaunchesGo() {
+  actions_->LetLaunchesGo();
+  desk_.ChangeStatus([](RankStatus& mine) {
+    mine.launches = {};
+    mine.parked = false;
+  });
+}
+
+RequestUnderWay::Next RequestUnderWay::HoldLaunches(const Order& order, bool own_pause) {
+  const agreement::LaunchReading reading = actions_->HoldLaunches(order.launches);
+  if (order.launches.stands && reading.why_not.empty()) {
+    desk_.ChangeStatus(
+        [&](RankStatus& mine) { mine.launches = {.version = reading.version}; });  // what it counted matters no more
+    return Arrive(order, 0, own_pause);
+  }
+  desk_.Report(Phase::kHeld, Stage::kCome, [&](RankStatus& mine) {
+    mine.at = 0;
+    mine.launches = reading;
+  });
+  return Next::kWait;
+}
+
+// What no order and no failure can cause.
+Status RequestUnderWay::Check() const {
+  AMEM_CHECK(actions_ != nullptr);
+  if (mode_ != Mode::kIdle) AMEM_CHECK(about_ > 0U);
+  if (mode_ != Mode::kPaused) AMEM_CHECK(nccl_ == Nccl::kHere, about_);  // nobody runs without NCCL's memory
+  if (own_pause_ && mode_ == Mode::kPaused)
+    AMEM_CHECK(nccl_ == Nccl::kHere, about_);                          // the program's own pause is not ours to end
+  if (mode_ != Mode::kIdle) AMEM_CHECK(journaled_ >= about_, about_);  // nothing is done that a journal does not have
+  return {};
+}
+
+// A rank whose state is not true takes no part any more, and says so to each request; one that is paused stays paused, because
+// its memory may be away.
+std::optional<RequestUnderWay::Next> RequestUnderWay::UnlessWhole(const Order& order) {
+  if (broken_.ok()) broken_ = Check();
+  if (broken_.ok()) return {};
+  const bool pauses = order.ask == Ask::kPause;
+  if (actions_ != nullptr && order.request != 0 && std::exchange(journaled_, order.request) != order.request)
+    actions_->Note(
+        RequestEnded{order.request, pauses ? CycleKind::kPause : CycleKind::kResume, broken_.code(), broken_.message()});
+  const bool stays = mode_ == Mode::kPaused;
+  if (!stays) desk_.MarkDone(order.request);
+  desk_.Report(stays ? Phase::kPaused : Phase::kFailed, Stage::kCome, [&](RankStatus& mine) {
+    mine.about = order.request != 0 ? order.request : mine.about;
+    mine.failure = broken_;
+  });
+  return stays ? Next::kWait : Next::kGoOn;
+}
+
+RequestUnderWay::Next RequestUnderWay::Advance(const Order& order, std::uint64_t step) {
+  if (const auto broken = UnlessWhole(order)) return *broken;
+  if (mode_ == Mode::kPaused) return AdvancePaused(order);
+  if (mode_ == Mode::kWaiting) return AdvanceWaiting(order);
+  if (order.request != 0) return AdvanceIdle(order, step);
+  desk_.ChangeStatus([](RankStatus& mine) {
+    if (mine.phase == Phase::kHeld) mine.phase = Phase::kRunning;
+  });
+  return Next::kGoOn;
+}
+
+RequestUnderWay::Next RequestUnderWay::AdvanceIdle(const Order& order, std::uint64_t step) {
+  desk_.Begin(order.request, Phase::kRunning);
+  const bool resumes = order.ask == Ask::kResume;  // and nothing is paused
+  if (resumes || (order.stage == Stage::kCome && !desk_.ToolLives())) {
+    desk_.MarkDone(order.request);
+    desk_.Report(Phase::kRunning, resumes ? Stage::kNccl : Stage::kCome);
+    return Next::kGoOn;
+  }
+  // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
+  const bool own = desk_.OwnPauseNow() == OwnPause::kPaused;
+  if (step == kBetweenLaunches) return order.launches.version != 0 ? HoldLaunches(order, own) : Next::kGoOn;
+  if (step == kOwnResume || own) return Arrive(order, step, true);
+  if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
+    desk_.Report(Phase::kHeld, Stage::kCome, [step](RankStatus& mine) { mine.at = step; });
+    return Next::kWait;
+  }
+  if (step == order.target) return Arrive(order, step, false);
+  desk_.Report(Phase::kRunning, Stage::kCome);
+  return Next::kGoOn;
+}
+
+RequestUnderWay::Next RequestUnderWay::Arrive(const Order& order, std::uint64_t step, bool own_pause) {
+  JournalRequestOnce(order);
+  actions_->Note(SafepointReached{order.request, step});
+  mode_ = Mode::kWaiting;
+  about_ = order.request;
+  own_pause_ = own_pause;
+  tags_done_ = false;
+  nccl_ = Nccl::kHere;
+  held_before_ = actions_->Held();
+  desk_.Report(Phase::kArrived, Stage::kCome, [&](RankStatus& mine) {
+    mine.at = step;
+    mine.at_ns = MonotonicNs();
+    mine.held = held_before_;
+  });
+  return Next::kAgain;
+}
+
+RequestUnderWay::Next RequestUnderWay::AdvanceWaiting(const Order& order) {
+  if (order.request != about_) return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
+  Stage stage = order.stage;
+  if (stage != Stage::kNccl && !desk_.ToolLives()) {
+    // It may have died between its last word to one rank and that to another. The one that it told first decides for all.
+    const bool asks = stage == Stage::kTags && order.told_first != SessionId() && order.told_first != self_;
+    const auto first = asks ? actions_->Ask(order.told_first) : Result<RankStatus>(Status(Code::kPeerLost, "nobody"));
+    if (!first && first.status().code() == Code::kTimeout) return Next::kWait;  // stopped: what it was told is not known yet
+    const bool told =
+        first && first->asked.request == about_ && first->asked.ask == Ask::kPause && first->asked.stage == Stage::kNccl;
+    if (!told) return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
+    stage = Stage::kNccl;
+  }
+  if (stage == Stage::kCome) return Next::kWait;
+  if (!tags_done_) {
+    desk_.Report(Phase::kPausing, Stage::kCome);
+    if (order.all_tags)
+      if (const Status paused = actions_->PauseTags(); !paused.ok()) return GiveUp(paused, Phase::kFailed);
+    tags_done_ = true;
+    desk_.Report(Phase::kPausing, Stage::kTags);
+    return Next::kAgain;
+  }
+  return stage == Stage::kTags ? Next::kWait : PauseNow(order);
+}
+
+RequestUnderWay::Next RequestUnderWay::PauseNow(const Order& order) {
+  const bool between = order.launches.version != 0, parks = order.launches.parks;
+  if (!own_pause_) {
+    if (between)
+      if (const Status idle = actions_->AwaitLaunches(); !idle.ok()) return GiveUp(idle, Phase::kFailed);
+    if (const auto next = parks ? std::nullopt : UnlessNcclPauses()) return *next;
+  }
+  mode_ = Mode::kPaused;
+  const Bytes held = actions_->Held();
+  const Bytes freed = held_before_ - std::min(held_before_, held);
+  actions_->Note(RequestEnded{about_, CycleKind::kPause, Code::kOk, "", freed});
+  desk_.Report(Phase::kPaused, Stage::kNccl, [&](RankStatus& mine) {
+    mine.held = held;
+    mine.freed = freed;
+    mine.parked = parks;
+  });
+  return Next::kWait;
+}
+
+// A pause that the program has made meanwhile is for the program to end.
+std::optional<RequestUnderWay::Next> RequestUnderWay::UnlessNcclPauses() {
+  const Status paused = actions_->PauseNccl();
+  nccl_ = Nccl::kPaused;
+  if (paused.ok()) return {};
+  const bool away = actions_->NcclIsAway() && desk_.OwnPauseNow() == OwnPause::kNo;
+  nccl_ = away ? Nccl::kInDoubt : Nccl::kHere;
+  return away ? StayAway(paused) : GiveUp(paused, Phase::kFailed);
+}
+
+// The undo of the pause failed too, on all ranks that share memory. What the program would launch now is refused, so it waits
+// here like after a pause, and a resume from outside mends it, which brings the tags back first.
+RequestUnderWay::Next RequestUnderWay::StayAway(const Status& why) {
+  desk_.MarkDone(about_);
+  mode_ = Mode::kPaused;
+  return StayPaused(CycleKind::kPause, why);
+}
+
+// The rank goes on as before the request. Where its tags do not come back, it must not: it stays, and a resume from outside can
+// mend it.
+RequestUnderWay::Next RequestUnderWay::GiveUp(const Status& why, Phase phase) {
+  const Status undone = actions_->ResumeTags();
+  desk_.MarkDone(about_);
+  if (!undone.ok()) {
+    mode_ = Mode::kPaused;
+    return StayPaused(CycleKind::kResume,
+                      {undone.code(), why.message() + "; then its tags could not be resumed: " + undone.message()});
+  }
+  mode_ = Mode::kIdle;
+  actions_->Note(RequestEnded{about_, CycleKind::kPause, why.code(), why.message()});
+  desk_.Report(phase, Stage::kCome, [&](RankStatus& mine) {
+    if (phase == Phase::kFailed) mine.failure = why;
+  });
+  return phase == Phase::kFailed ? Next::kGoOn : Next::kAgain;
+}
+
+RequestUnderWay::Next RequestUnderWay::AdvancePaused(const Order& order) {
+  if (order.request == 0 || order.request == about_) return Next::kWait;
+  if (order.ask == Ask::kResume) return ResumeAsAsked(order);
+  JournalRequestOnce(order);
+  about_ = order.request;
+  desk_.Begin(order.request, Phase::kPausing);
+  if (order.all_tags)
+    if (const Status paused = actions_->PauseTags(); !paused.ok()) return StayPaused(CycleKind::kResume, paused);
+  tags_done_ = true;
+  if (nccl_ == Nccl::kInDoubt)
+    if (const auto next = UnlessNcclPauses()) return *next;
+  actions_->Note(RequestEnded{order.request, CycleKind::kPause, Code::kOk, ""});
+  desk_.Report(Phase::kPaused, Stage::kNccl, [held = actions_->Held()](RankStatus& mine) { mine.held = held; });
+  return Next::kWait;
+}
+
+RequestUnderWay::Next RequestUnderWay::ResumeAsAsked(const Order& order) {
+  if (journaled_ != order.request) {
+    JournalRequestOnce(order);
+    tags_done_ = false;
+    desk_.Begin(order.request, Phase::kResuming);
+  }
+  if (!tags_done_) {
+    if (const Status resumed = actions_->ResumeTags(); !resumed.ok()) {
+      about_ = order.request;
+      return StayPaused(CycleKind::kResume, resumed);
+    }
+    tags_done_ = true;
+    desk_.Report(Phase::kResuming, Stage::kTags);
+  }
+  // Others may have been told already to bring NCCL's memory back, so that this goes on when the tool has died.
+  if (order.stage != Stage::kNccl && desk_.ToolLives()) return Next::kWait;
+  about_ = order.request;
+  if (nccl_ != Nccl::kHere) {
+    nccl_ = Nccl::kInDoubt;
+    if (const Status resumed = actions_->ResumeNccl(); !resumed.ok()) return StayPaused(CycleKind::kResume, resumed);
+  }
+  nccl_ = Nccl::kHere;
+  mode_ = Mode::kIdle;
+  actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
+  desk_.MarkDone(order.request);
+  desk_.Report(Phase::kRunning, Stage::kNccl, [held = actions_->Held()](RankStatus& mine) { mine.held = held; });
+  return Next::kGoOn;
+}
+
+RequestUnderWay::Next RequestUnderWay::StayPaused(CycleKind failed, const Status& why) {
+  actions_->Note(RequestEnded{about_, failed, why.code(), why.message()});
+  desk_.Report(Phase::kPaused, Stage::kCome, [&](RankStatus& mine) { mine.failure = why; });
+  return Next::kWait;
+}
+
+void RequestUnderWay::JournalRequestOnce(const Order& order) {
+  if (std::exchange(journaled_, order.request) == order.request) return;
+  const bool pauses = order.ask == Ask::kPause;
+  actions_->Note(RequestSeen{order.request, pauses ? CycleKind::kPause : CycleKind::kResume, order.by_pid,
+                             pauses ? order.target : 0, order.all_tags});
+}
+
+}  // namespace amem::control

@@ -1,0 +1,88 @@
+// The request that a rank carries out: from the safe point, the resume or the launch at which the rank came, over the stages of
+// its pause, to the end of its resume. It is the only one that touches the rank's memory for a request.
+//
+// Advance does what the order asks for now, and says whether the thread goes on, comes again or waits. What it has to remember
+// between two calls is here, and not the thread's, so that a wait that was left for a signal handler is gone on with.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "replay/control/request_desk.h"
+#include "replay/peers/requests.h"
+#include "statemachine/agreement/launches.h"
+#include "statemachine/event.h"
+
+namespace amem::control {
+
+// What is done to the rank's memory. Each is called by one thread at a time.
+class Actions {
+ public:
+  virtual ~Actions() = default;
+  // The program's tags that are resident, but for those whose contents a pause would forget. On failure none is paused.
+  virtual Status PauseTags() = 0;
+  virtual Status ResumeTags() = 0;  // those that PauseTags has paused; none: ok
+  // Together with all ranks that share memory; on failure nothing has changed, unless NcclIsAway.
+  virtual Status PauseNccl() = 0;
+  // All of its memory or some, and no other thread is about to change that; after a pause that failed: it could not be undone.
+  virtual bool NcclIsAway() = 0;
+  virtual Status ResumeNccl() = 0;
+  virtual Bytes Held() = 0;  // GPU memory that is resident now
+  virtual void Note(EventBody event) = 0;
+  // Launches of NCCL's are held as the order says, and what is launched is told; until LetLaunchesGo.
+  virtual agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) = 0;
+  virtual void LetLaunchesGo() = 0;
+  // Until what was launched is done on the devices. From then on PauseNccl waits for no device, because the program runs on.
+  virtual Status AwaitLaunches() = 0;
+  virtual std::string WhyLaunchesCannotBeHeld() = 0;  // empty: they can; waits for nobody
+  // How another rank stands; waits for a moment at most. kPeerLost: it has ended.
+  virtual Result<RankStatus> Ask(SessionId rank) = 0;
+};
+
+// One thread at a time.
+class RequestUnderWay {
+ public:
+  enum class Next { kGoOn, kAgain, kWait };
+  static constexpr std::uint64_t kOwnResume = 0;                        // a step that no safe point has
+  static constexpr std::uint64_t kBetweenLaunches = ~std::uint64_t{0};  // likewise: AMem's own thread, while the program runs
+
+  explicit RequestUnderWay(RequestDesk& desk) : desk_(desk) {}
+  void Begin(SessionId self, Actions& actions);
+
+  Next Advance(const Order& order, std::uint64_t step);
+  void LetLaunchesGo();                                             // whatever they were held for
+  [[nodiscard]] bool idle() const { return mode_ == Mode::kIdle; }  // the rank has not come for a request
+
+ private:
+  enum class Mode { kIdle, kWaiting, kPaused };
+  enum class Nccl { kHere, kPaused, kInDoubt };  // in doubt: its last pause or resume failed
+
+  [[nodiscard]] Status Check() const;
+  [[nodiscard]] std::optional<Next> UnlessWhole(const Order& order);  // nothing: Check holds, and has always held
+  Next AdvanceIdle(const Order& order, std::uint64_t step);
+  Next HoldLaunches(const Order& order, bool own_pause);
+  Next AdvanceWaiting(const Order& order);
+  Next AdvancePaused(const Order& order);
+  Next ResumeAsAsked(const Order& order);
+  Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
+  Next PauseNow(const Order& order);
+  Next StayPaused(CycleKind failed, const Status& why);
+  [[nodiscard]] std::optional<Next> UnlessNcclPauses();
+  Next StayAway(const Status& why);
+  Next GiveUp(const Status& why, Phase phase);
+  void JournalRequestOnce(const Order& order);
+
+  RequestDesk& desk_;
+  Actions* actions_ = nullptr;
+  SessionId self_;
+  Mode mode_ = Mode::kIdle;
+  std::uint64_t about_ = 0;      // the request of kWaiting and kPaused
+  std::uint64_t journaled_ = 0;  // the last request that the journal has
+  bool own_pause_ = false;       // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
+  bool tags_done_ = false;       // of `about_`: paused, or back
+  Nccl nccl_ = Nccl::kHere;      // as requests have left it
+  Bytes held_before_ = 0;
+  Status broken_;  // a check that failed; of no later call is anything done
+};
+
+}  // namespace amem::control

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "journal/base/no_memory.h"
+#include "statemachine/check.h"
 
 namespace amem::board {
 
@@ -19,10 +20,89 @@ namespace {
 // and for an end of which nobody has a pidfd.
 constexpr std::chrono::milliseconds kSleepLeast{5}, kSleepMost{250};
 
+// One round, as its member takes part in it.
+struct Round {
+  Board& board;
+  const std::size_t seat;
+  const RoundNumber number;
+  CallOnBoard& call;
+  RoundHooks& hooks;
+};
+
+// What is said of a round: why a ballot failed, of a reading that shows it.
+class RoundMessages {
+ public:
+  explicit RoundMessages(const Round& round) : round_(round) {}
+
+  // What all are told of a failure that nobody voted for.
+  [[nodiscard]] Status Explain(const agreement::Decide& decide, const BoardReading& reading, Deadline waiting_since) const {
+    const SessionId culprit = round_.board.members()[decide.culprit];
+    const std::string in = InBallot(decide.ballot);
+    switch (decide.cause) {
+      case Cause::kEnded:
+        return Status{Code::kPeerLost, NameOf(decide.culprit) + " " + round_.hooks.HowItEnded(culprit) + in}.ReportedBy(
+            culprit);
+      case Cause::kLate:
+        return Status{Code::kTimeout, WhoIsLate(decide.ballot, reading, waiting_since)}.ReportedBy(culprit);
+      case Cause::kSetChanged:
+        return {Code::kRefused, NameOf(round_.seat) + " began to share memory with others" + in};
+      case Cause::kDamaged:
+        return Status{Code::kCorrupt, "the vote of " + NameOf(decide.culprit) + " has been written over" + in}.ReportedBy(
+            culprit);
+      default:
+        return {};
+    }
+  }
+
+  // Reported by its culprit, if it has one.
+  [[nodiscard]] Status WhyFailed(Ballot ballot, const BoardReading& reading) const {
+    const BallotDecision& decision = reading.decisions[static_cast<std::size_t>(ballot)];
+    const SessionId seat = round_.board.members()[decision.culprit];
+    if (decision.cause == Cause::kSuperseded)
+      return {Code::kTimeout, "the others ended this round without this rank" + InBallot(ballot)};
+    const bool voted_no = decision.cause == Cause::kVotedNo;
+    const auto told = round_.board.StatementOf(voted_no ? decision.culprit : decision.by, ballot, round_.number);
+    SessionId culprit;
+    if (decision.cause != Cause::kSetChanged) culprit = told && told->reported_by() ? told->reported_by() : seat;
+    if (voted_no && told && !told->ok()) {
+      return Status{told->code(), NameOf(decision.culprit) + " failed" + InBallot(ballot) + ": " + told->message(),
+                    told->driver_result()}
+          .ReportedBy(culprit);
+    }
+    if (told && !told->ok()) return Status{*told}.ReportedBy(culprit);
+    if (decision.cause == Cause::kDamaged)
+      return Status{Code::kCorrupt, "the board of this round has been written over" + InBallot(ballot)}.ReportedBy(culprit);
+    return Status{Code::kBroken, NameOf(decision.culprit) + ": " + std::string(ToText(decision.cause)) + InBallot(ballot)}
+        .ReportedBy(culprit);
+  }
+
+ private:
+  [[nodiscard]] std::string NameOf(std::size_t seat) const { return round_.hooks.NameOf(round_.board.members()[seat]); }
+  [[nodiscard]] std::string InBallot(Ballot ballot) const { return " " + round_.hooks.PlaceOf(round_.call.kind, ballot); }
+  [[nodiscard]] std::string WhoIsLate(Ballot ballot, const BoardReading& reading, Deadline waiting_since) const {
+    const auto waited = std::chrono::round<std::chrono::milliseconds>(round_.hooks.Time() - waiting_since);
+    std::string names, seen;
+    for (const std::size_t seat : agreement::Absent(reading.ViewOf(round_.seat), ballot)) {
+      names += (names.empty() ? "" : ", ") + NameOf(seat);
+      const std::string what = round_.hooks.SeenOf(round_.board.members()[seat], waited);
+      if (!what.empty()) seen += (seen.empty() ? "" : "; ") + NameOf(seat) + " " + what;
+    }
+    const std::string waiting = fmt::format("{} waited {} ms for {}", NameOf(round_.seat), waited.count(), names);
+    if (ballot == Ballot::kCome) {
+      return waiting + " to come" + (seen.empty() ? "" : ", of whom " + seen) +
+             OrRaiseTheTimeout(": all that share memory must call it; look at what they are doing");
+    }
+    return waiting + InBallot(ballot) + ": no vote came" + (seen.empty() ? "" : ": " + seen) +
+           OrRaiseTheTimeout("; look at what it is doing");
+  }
+
+  const Round& round_;
+};
+
 class Participant {
  public:
-  Participant(Board& board, std::size_t seat, RoundNumber round, CallOnBoard& call, RoundHooks& hooks)
-      : board_(board), seat_(seat), program_(agreement::ProgramOf(call.kind)), round_(round), call_(call), hooks_(hooks) {
+  explicit Participant(const Round& round) : round_(round), program_(agreement::ProgramOf(round.call.kind)) {
+    const CallOnBoard& call = round.call;
     member_.patient = call.patient;
     member_.until_ns = NsOf(call.until);
     member_.again_ns = static_cast<std::uint64_t>(call.again.count());
@@ -32,7 +112,7 @@ class Participant {
 
   RoundOutcome Run() {
     while (true) {
-      const std::uint32_t ticket = board_.Ticket();
+      const std::uint32_t ticket = round_.board.Ticket();
       try {
         const agreement::Action action = NextAction();
         if (const auto* end = std::get_if<agreement::End>(&action)) return Outcome(*end);
@@ -55,28 +135,31 @@ class Participant {
   void LackMemory(std::uint32_t ticket) {
     lacks_memory_ = member_.work_failed = true;
     why_ = NoMemory();
-    hooks_.AwaitChange(board_, ticket, hooks_.Time() + kSleepLeast);
+    round_.hooks.AwaitChange(round_.board, ticket, round_.hooks.Time() + kSleepLeast);
   }
 
   // While it works only a decision can tell it something else.
   [[nodiscard]] bool IsOvertaken(const agreement::DoWork& work) {
-    board_.ReadDecisions(round_, reading_);
-    return agreement::Step(program_, member_, reading_.ViewOf(seat_), NsOf(hooks_.Time())).action != agreement::Action(work);
+    round_.board.ReadDecisions(round_.number, reading_);
+    return agreement::Step(program_, member_, reading_.ViewOf(round_.seat), NsOf(round_.hooks.Time())).action !=
+           agreement::Action(work);
   }
   agreement::Action NextAction() {
     // Without memory only the board is read, and the hooks are asked nothing.
-    const auto ended = [&](std::size_t seat) { return !lacks_memory_ && hooks_.HasEnded(board_.members()[seat]); };
-    board_.ReadAgain(round_, ended, reading_);
+    const auto ended = [&](std::size_t seat) { return !lacks_memory_ && round_.hooks.HasEnded(round_.board.members()[seat]); };
+    round_.board.ReadAgain(round_.number, ended, reading_);
     for (std::size_t seat = 0; seat < reading_.seats.size(); ++seat)
-      reading_.seats[seat].gave_up = call_.gave_up.contains(board_.members()[seat]);
+      reading_.seats[seat].gave_up = round_.call.gave_up.contains(round_.board.members()[seat]);
     const bool at_come = member_.line == 0;
-    if (at_come && call_.patient)
-      member_.patient = lacks_memory_ || NsOf(hooks_.Time()) < member_.until_ns || hooks_.MayComeYet(AbsentMembers());
-    const bool set_changed = at_come && !lacks_memory_ && hooks_.SetHasChanged();
+    if (at_come && round_.call.patient)
+      member_.patient =
+          lacks_memory_ || NsOf(round_.hooks.Time()) < member_.until_ns || round_.hooks.MayComeYet(AbsentMembers());
+    const bool set_changed = at_come && !lacks_memory_ && round_.hooks.SetHasChanged();
     // The time of a round ends for all when that of the first member to run out of it does.
     if (at_come && reading_.decisions[0].cause == Cause::kAllVoted && reading_.until_ns != 0)
       member_.until_ns = std::min(member_.until_ns, reading_.until_ns);
-    const agreement::Next next = agreement::Step(program_, member_, reading_.ViewOf(seat_, set_changed), NsOf(hooks_.Time()));
+    const agreement::Next next =
+        agreement::Step(program_, member_, reading_.ViewOf(round_.seat, set_changed), NsOf(round_.hooks.Time()));
     member_ = next.member;
     Report();
     return next.action;
@@ -93,36 +176,50 @@ class Participant {
       Status why;
       if (agreement::IsFailure(reading_.decisions[b].cause)) {
         if (member_.failed == ballot) NoteFailure(ballot);
-        if (member_.failed != ballot) outcome_.undo = WhyFailed(ballot);
+        if (member_.failed != ballot) outcome_.undo = messages_.WhyFailed(ballot, reading_);
         why = member_.failed == ballot ? outcome_.status : outcome_.undo;
       }
-      hooks_.OnDecision(ballot, reading_, why);
+      round_.hooks.OnDecision(ballot, reading_, why);
     }
+  }
+
+  // Nobody votes before the ballot before is decided, and its decision is in the journal; nor on a ballot that is decided. A
+  // member whose state is not true votes no, so that nothing is built on it.
+  [[nodiscard]] Status CheckVote(Ballot ballot) const {
+    AMEM_CHECK(!reported_[static_cast<std::size_t>(ballot)], ToText(ballot));
+    std::optional<Ballot> before;
+    for (const agreement::Line& line : program_.first(member_.line))
+      if (line.kind == agreement::Line::Kind::kVote) before = line.ballot;
+    if (before) AMEM_CHECK(reported_[static_cast<std::size_t>(*before)], ToText(*before));
+    return {};
   }
 
   void Perform(const agreement::Action& action, std::uint32_t ticket) {
     if (const auto* work = std::get_if<agreement::DoWork>(&action)) {
-      const Status done =
-          OrNoMemory([&] { return hooks_.Do(work->work, DeadlineAt(member_.until_ns), [&] { return IsOvertaken(*work); }); });
+      const Status done = OrNoMemory(
+          [&] { return round_.hooks.Do(work->work, DeadlineAt(member_.until_ns), [&] { return IsOvertaken(*work); }); });
       if (!done.ok()) why_ = done;
       member_ = agreement::Finished(member_, done.ok());
     } else if (const auto* vote = std::get_if<agreement::CastVote>(&action)) {
-      const bool had_memory = HadMemory([&] { hooks_.OnVote(vote->ballot, why_); });
+      const Status sound = CheckVote(vote->ballot);
+      if (!sound.ok()) why_ = sound;
+      const bool had_memory = HadMemory([&] { round_.hooks.OnVote(vote->ballot, why_); });
       if (!had_memory) why_ = NoMemory();
-      if (vote->ballot == Ballot::kCome) board_.SetUntil(seat_, call_.patient ? 0 : member_.until_ns);
-      board_.CastVote(seat_, round_, vote->ballot, vote->yes && had_memory, why_, vote->ballot == Ballot::kCome && call_.keeps);
+      if (vote->ballot == Ballot::kCome) round_.board.SetUntil(round_.seat, round_.call.patient ? 0 : member_.until_ns);
+      round_.board.CastVote(round_.seat, round_.number, vote->ballot, vote->yes && sound.ok() && had_memory, why_,
+                            vote->ballot == Ballot::kCome && round_.call.keeps);
       why_ = {};
       sleep_ = kSleepLeast;
-      if (vote->ballot != Ballot::kCome) waiting_since_ = hooks_.Time();
+      if (vote->ballot != Ballot::kCome) waiting_since_ = round_.hooks.Time();
     } else if (const auto* decide = std::get_if<agreement::Decide>(&action)) {
       Status seen;
-      if (!HadMemory([&] { seen = Explain(*decide); })) seen = NoMemory();
-      board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, seen);
+      if (!HadMemory([&] { seen = messages_.Explain(*decide, reading_, waiting_since_); })) seen = NoMemory();
+      round_.board.Decide(round_.seat, round_.number, decide->ballot, decide->cause, decide->culprit, seen);
     } else if (const auto* wait = std::get_if<agreement::Wait>(&action)) {
-      hooks_.OnWait(wait->ballot, reading_);
-      const Deadline longest = hooks_.Time() + sleep_;
+      round_.hooks.OnWait(wait->ballot, reading_);
+      const Deadline longest = round_.hooks.Time() + sleep_;
       sleep_ = std::min(2 * sleep_, kSleepMost);
-      hooks_.AwaitChange(board_, ticket, wait->until_ns ? std::min(longest, DeadlineAt(*wait->until_ns)) : longest);
+      round_.hooks.AwaitChange(round_.board, ticket, wait->until_ns ? std::min(longest, DeadlineAt(*wait->until_ns)) : longest);
     }
   }
 
@@ -131,77 +228,19 @@ class Participant {
   static bool HadMemory(const Work& work) {
     return OrNoMemory([&] { return work(), Status(); }).ok();
   }
-  [[nodiscard]] std::string NameOf(std::size_t seat) { return hooks_.NameOf(board_.members()[seat]); }
-  [[nodiscard]] std::string InBallot(Ballot ballot) { return " " + hooks_.PlaceOf(call_.kind, ballot); }
-  // What all are told of a failure that nobody voted for.
-  Status Explain(const agreement::Decide& decide) {
-    const SessionId culprit = board_.members()[decide.culprit];
-    const std::string in = InBallot(decide.ballot);
-    switch (decide.cause) {
-      case Cause::kEnded:
-        return Status{Code::kPeerLost, NameOf(decide.culprit) + " " + hooks_.HowItEnded(culprit) + in}.ReportedBy(culprit);
-      case Cause::kLate:
-        return Status{Code::kTimeout, WhoIsLate(decide.ballot)}.ReportedBy(culprit);
-      case Cause::kSetChanged:
-        return {Code::kRefused, NameOf(seat_) + " began to share memory with others" + in};
-      case Cause::kDamaged:
-        return Status{Code::kCorrupt, "the vote of " + NameOf(decide.culprit) + " has been written over" + in}.ReportedBy(
-            culprit);
-      default:
-        return {};
-    }
-  }
-
-  [[nodiscard]] std::string WhoIsLate(Ballot ballot) {
-    const auto waited = std::chrono::round<std::chrono::milliseconds>(hooks_.Time() - waiting_since_);
-    std::string names, seen;
-    for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), ballot)) {
-      names += (names.empty() ? "" : ", ") + NameOf(seat);
-      const std::string what = hooks_.SeenOf(board_.members()[seat], waited);
-      if (!what.empty()) seen += (seen.empty() ? "" : "; ") + NameOf(seat) + " " + what;
-    }
-    const std::string waiting = fmt::format("{} waited {} ms for {}", NameOf(seat_), waited.count(), names);
-    if (ballot == Ballot::kCome) {
-      return waiting + " to come" + (seen.empty() ? "" : ", of whom " + seen) +
-             OrRaiseTheTimeout(": all that share memory must call it; look at what they are doing");
-    }
-    return waiting + InBallot(ballot) + ": no vote came" + (seen.empty() ? "" : ": " + seen) +
-           OrRaiseTheTimeout("; look at what it is doing");
-  }
   [[nodiscard]] std::vector<SessionId> AbsentMembers() {
-    const BoardReading now = board_.Read(round_, [](std::size_t) { return false; });
+    const BoardReading now = round_.board.Read(round_.number, [](std::size_t) { return false; });
     std::vector<SessionId> absent;
-    for (const std::size_t seat : agreement::Absent(now.ViewOf(seat_), Ballot::kCome))
-      if (seat != seat_) absent.push_back(board_.members()[seat]);
+    for (const std::size_t seat : agreement::Absent(now.ViewOf(round_.seat), Ballot::kCome))
+      if (seat != round_.seat) absent.push_back(round_.board.members()[seat]);
     return absent;
-  }
-  // Reported by its culprit, if it has one.
-  [[nodiscard]] Status WhyFailed(Ballot ballot) {
-    const BallotDecision& decision = reading_.decisions[static_cast<std::size_t>(ballot)];
-    const SessionId seat = board_.members()[decision.culprit];
-    if (decision.cause == Cause::kSuperseded)
-      return {Code::kTimeout, "the others ended this round without this rank" + InBallot(ballot)};
-    const bool voted_no = decision.cause == Cause::kVotedNo;
-    const auto told = board_.StatementOf(voted_no ? decision.culprit : decision.by, ballot, round_);
-    SessionId culprit;
-    if (decision.cause != Cause::kSetChanged) culprit = told && told->reported_by() ? told->reported_by() : seat;
-    if (voted_no && told && !told->ok()) {
-      return Status{told->code(), NameOf(decision.culprit) + " failed" + InBallot(ballot) + ": " + told->message(),
-                    told->driver_result()}
-          .ReportedBy(culprit);
-    }
-    if (told && !told->ok()) return Status{*told}.ReportedBy(culprit);
-    if (decision.cause == Cause::kDamaged)
-      return Status{Code::kCorrupt, "the board of this round has been written over" + InBallot(ballot)}.ReportedBy(culprit);
-    return Status{Code::kBroken, NameOf(decision.culprit) + ": " + std::string(ToText(decision.cause)) + InBallot(ballot)}
-        .ReportedBy(culprit);
   }
   void NoteFailure(Ballot ballot) {
     outcome_.failed = ballot;
     const bool superseded = reading_.decisions[static_cast<std::size_t>(ballot)].cause == Cause::kSuperseded;
-    for (const std::size_t seat : agreement::Absent(reading_.ViewOf(seat_), ballot))
-      if (!superseded) outcome_.absent.push_back(board_.members()[seat]);  // else nothing says who was
-    outcome_.status = WhyFailed(ballot);
+    for (const std::size_t seat : agreement::Absent(reading_.ViewOf(round_.seat), ballot))
+      if (!superseded) outcome_.absent.push_back(round_.board.members()[seat]);  // else nothing says who was
+    outcome_.status = messages_.WhyFailed(ballot, reading_);
     outcome_.culprit = outcome_.status.reported_by();
   }
   RoundOutcome Outcome(const agreement::End& end) {
@@ -209,23 +248,21 @@ class Participant {
     outcome_.again = end.again;
     if (member_.failed && !outcome_.failed) NoteFailure(*member_.failed);
     for (std::size_t seat = 0; end.again && seat < reading_.seats.size(); ++seat)
-      if (seat != seat_ && reading_.seats[seat].votes[0] == agreement::Vote::kYes) call_.gave_up.insert(board_.members()[seat]);
+      if (seat != round_.seat && reading_.seats[seat].votes[0] == agreement::Vote::kYes)
+        round_.call.gave_up.insert(round_.board.members()[seat]);
     return std::move(outcome_);
   }
 
-  Board& board_;
-  const std::size_t seat_;
+  const Round round_;
+  const RoundMessages messages_{round_};
   const agreement::Program program_;
-  const RoundNumber round_;
-  CallOnBoard& call_;
-  RoundHooks& hooks_;
   agreement::Member member_;
   BoardReading reading_;
   std::array<bool, agreement::kBallots> reported_{};
   Status why_;                 // this member's work failed
-  bool lacks_memory_ = false;  // the last look or step ended for want of it
+  bool lacks_memory_ = false;  // the last reading or step ended for want of it
   std::chrono::milliseconds sleep_ = kSleepLeast;
-  Deadline waiting_since_ = call_.began;
+  Deadline waiting_since_ = round_.call.began;
   RoundOutcome outcome_;
 };
 
@@ -242,7 +279,7 @@ Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call,
     return Status{Code::kRefused, "this session does not hold its lock, so the others take it for ended"};
   AMEM_ASSIGN(const RoundNumber round, board.NextRound());
   try {
-    return Participant(board, seat, round, call, hooks).Run();
+    return Participant({board, seat, round, call, hooks}).Run();
   } catch (const std::bad_alloc&) {  // it could not even begin, and the others are not to wait for it
     board.CastVote(seat, round, Ballot::kCome, false, NoMemory());
     board.Decide(seat, round, Ballot::kCome, Cause::kVotedNo, seat);

@@ -163,13 +163,12 @@ Result<PeerConnection::Incoming> PeerConnection::Receive(Deadline deadline) {
   }
 }
 
-Status PeerConnection::Wait(int events, Deadline deadline, int or_readable) {
-  std::array<pollfd, 4> polled{
-      {{fd(), static_cast<short>(events), 0}, {context_.stop, POLLIN, 0}, {process_fd(), POLLIN, 0}, {or_readable, POLLIN, 0}}};
+Status PeerConnection::Wait(int events, Deadline deadline) {
+  std::array<pollfd, 3> polled{{{fd(), static_cast<short>(events), 0}, {context_.stop, POLLIN, 0}, {process_fd(), POLLIN, 0}}};
   const int n = PollUntil(polled, deadline);
   if (n < 0) return {Code::kIo, "poll: " + ErrnoText(errno)};
   if (n == 0) return {Code::kTimeout, "no answer in time"};
-  if (polled[0].revents != 0 || polled[3].revents != 0) return {};  // its last message counts, even if it is dead by now
+  if (polled[0].revents != 0) return {};  // its last message counts, even if it is dead by now
   if (polled[1].revents != 0) return {Code::kRefused, "this process has stopped serving its peers"};
   return Lost(0);
 }

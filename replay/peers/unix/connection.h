@@ -72,8 +72,8 @@ class PeerConnection : NoCopies {
   }
   Result<Incoming> Receive(Deadline deadline);
   Result<std::optional<Incoming>> TryReceive();
-  // For `events` of poll, or until `or_readable` can be read.
-  Status Wait(int events, Deadline deadline, int or_readable = -1);
+  // For `events` of poll.
+  Status Wait(int events, Deadline deadline);
 
   // Nothing is sent to the other end any more, or taken from it, except what it has sent already.
   void HangUp();

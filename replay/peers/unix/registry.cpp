@@ -117,13 +117,8 @@ Status SessionRegistry::Connected(const PeerIdentity& peer, pid_t pid) {
   if (pid != 0 && !record.process) record.process.Begin(loop_, pid, [this, session = peer.session] { Lose(session); });
   if (record.connected && !changed) return {};
   record.connected = true;
-  notices_.Add([this, peer] { return delegate_.OnPeerConnected(peer); });
+  pending_.Add([this, peer] { return delegate_.OnPeerConnected(peer); });
   return {};
-}
-
-void SessionRegistry::SeenAs(const PeerIdentity& peer) {
-  const auto at = records_.find(peer.session);
-  if (at != records_.end() && at->second.connected && !at->second.lost) static_cast<void>(Connected(peer, 0));
 }
 
 Status SessionRegistry::Greeted(const PeerIdentity& peer, pid_t pid) {
@@ -162,7 +157,9 @@ void SessionRegistry::WatchedReady(SessionId session, ServiceLoop::Key key, std:
     record.watched.extract(key).mapped()->Broken();
     return ConnectionsChanged(session, record);
   }
-  if ((events & EPOLLOUT) != 0 && record.watched.at(key)->Flush()) loop_.Modify(key, EPOLLRDHUP);
+  const auto watched = record.watched.find(key);
+  const bool writable = (events & EPOLLOUT) != 0 && watched != record.watched.end();
+  if (writable && watched->second->Flush()) loop_.Modify(key, EPOLLRDHUP);
 }
 
 void SessionRegistry::ConnectionsChanged(SessionId session, Record& record) {
@@ -226,8 +223,8 @@ void SessionRegistry::Lose(SessionId session) {
   lost_(session, reason);
   if (context_.pages != nullptr) context_.pages->NoteEnd(session);
   record.references.clear();
-  if (record.connected) notices_.Add([this, who = record.identity, reason] { return delegate_.OnPeerLost(who, reason); });
-  if (record.connected && seen) witness_(*std::move(seen));
+  if (record.connected) pending_.Add([this, who = record.identity, reason] { return delegate_.OnPeerLost(who, reason); });
+  if (record.connected && seen) pending_.AddFact(*std::move(seen));
 }
 
 bool SessionRegistry::IsConnected(SessionId session) const {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "replay/peers/peers.h"
 #include "replay/peers/unix/connection.h"
 #include "replay/peers/unix/loop.h"
+#include "replay/peers/unix/pending_calls.h"
 
 namespace amem {
 
@@ -33,25 +33,6 @@ class WatchedConnection {
   virtual void Broken() = 0;
 };
 
-// What the delegate must still be told, in order, because it cannot always record at once. On the service thread.
-class PendingDelegateCalls {
- public:
-  using Call = std::function<bool()>;  // false: not now
-  void Add(Call call) {
-    waiting_.push_back(std::move(call));
-    static_cast<void>(Flush());
-  }
-  bool Flush() {  // true: none is left
-    for (; !waiting_.empty(); waiting_.pop_front())
-      if (!waiting_.front()()) return false;
-    return true;
-  }
-  [[nodiscard]] bool empty() const { return waiting_.empty(); }
-
- private:
-  std::deque<Call> waiting_;
-};
-
 // A connection's end is not its session's: a peer may have given up its first import, or had no memory. A session is lost when
 // it is known that it has closed or that its process has ended, once and for all; until then nothing of it is let go, and it is
 // connected anew when it is next asked for something.
@@ -59,17 +40,9 @@ class SessionRegistry {
  public:
   // `lost` closes the connections that the lost session made to this one.
   using LossHandler = std::function<void(SessionId session, const std::string& reason)>;
-  // A fact for the journal, from the service thread.
-  using Witness = std::function<void(EventBody fact)>;
   SessionRegistry(const ConnectionContext& context, ServiceLoop& loop, const PeerIdentity& self, PeerDelegate& delegate,
-                  PendingDelegateCalls& notices, LossHandler lost, Witness witness)
-      : context_(context),
-        loop_(loop),
-        delegate_(delegate),
-        notices_(notices),
-        lost_(std::move(lost)),
-        witness_(std::move(witness)),
-        self_(self) {}
+                  PendingDelegateCalls& pending, LossHandler lost)
+      : context_(context), loop_(loop), delegate_(delegate), pending_(pending), lost_(std::move(lost)), self_(self) {}
 
   // ---- from any thread
   [[nodiscard]] PeerIdentity Self() const;
@@ -91,14 +64,12 @@ class SessionRegistry {
   // A connection for data from this session is open, of that process (0: it cannot be seen). kPeerLost: it was lost before.
   Status Greeted(const PeerIdentity& peer, pid_t pid);
   void GreetedEnded(SessionId session);  // that connection has ended
-  // It sent this identity: records a changed group or rank.
-  void SeenAs(const PeerIdentity& peer);
   // A connection for data to an owner is open; from now on its end is noticed.
   Status Watch(const PeerIdentity& peer, std::shared_ptr<WatchedConnection> connection);
   void AddReference(SessionId by, AllocationId allocation, AllocationId as);
   bool RemoveReference(SessionId by, AllocationId allocation, AllocationId as);  // false: there is none
   [[nodiscard]] bool IsConnected(SessionId session) const;                       // and not lost
-  bool HasDelivered() { return notices_.Flush(); }                               // the delegate knows all
+  bool HasDelivered() { return pending_.MakeCalls(); }                           // the delegate knows all
   void NoteGone(SessionId session);                                              // IsGone
   // Connections of sessions may have ended before their processes did. When to look at them next, and the look.
   [[nodiscard]] std::optional<ServiceLoop::Clock::time_point> NextCheck() const;
@@ -136,9 +107,8 @@ class SessionRegistry {
   const ConnectionContext context_;
   ServiceLoop& loop_;
   PeerDelegate& delegate_;
-  PendingDelegateCalls& notices_;
+  PendingDelegateCalls& pending_;
   const LossHandler lost_;
-  const Witness witness_;
 
   mutable std::mutex mutex_;  // guards the next three
   PeerIdentity self_;

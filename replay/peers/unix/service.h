@@ -9,7 +9,6 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -20,19 +19,19 @@
 #include "replay/peers/messages.h"
 #include "replay/peers/peers.h"
 #include "replay/peers/unix/connection.h"
+#include "replay/peers/unix/entrance.h"
+#include "replay/peers/unix/inbound.h"
 #include "replay/peers/unix/loop.h"
+#include "replay/peers/unix/pending_calls.h"
 #include "replay/peers/unix/registry.h"
 
 namespace amem {
 
 class PeerService final : private ServiceLoop::Client, NoCopies {
  public:
-  struct Listeners {
-    Listener in_directory, by_name;  // at least one of them
-  };
   // `requests` may be null: this session takes none from outside.
-  PeerService(const ConnectionContext& context, Listeners listeners, const PeerIdentity& self, PeerDelegate& delegate,
-              control::RequestServer* requests = nullptr);
+  PeerService(const ConnectionContext& context, Entrance::Listeners listeners, const PeerIdentity& self, PeerDelegate& delegate,
+              control::RequestServer* requests, std::chrono::milliseconds hello_patience);
   ~PeerService() override;
 
   Status Start();
@@ -42,8 +41,8 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
 
   [[nodiscard]] SessionRegistry& sessions() { return sessions_; }
   [[nodiscard]] ServiceLoop& loop() { return loop_; }  // for work on the service thread
-  void CallDelegateLater(PendingDelegateCalls::Call tell) {
-    loop_.Post([this, tell = std::move(tell)] { notices_.Add(tell); });
+  void CallDelegateLater(PendingDelegateCalls::Call call) {
+    loop_.Post([this, call = std::move(call)] { pending_.Add(call); });
   }
   // For work that came to nothing.
   static Status NotServed() {
@@ -54,30 +53,11 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
 
  private:
   using Clock = ServiceLoop::Clock;
-  struct Outgoing {
-    std::vector<std::byte> bytes;
-    std::vector<UniqueFd> descriptors;
-  };
-  // In a pause or resume that goes well all have come sooner.
-  static constexpr std::chrono::milliseconds kAwaitsForLong{500};
-
-  struct Inbound {
-    std::uint64_t id = 0;  // never used again
-    ServiceLoop::Key key = 0;
-    UniqueFd socket;
-    pid_t pid = 0;
-    ProcessWatch process;  // of a session's connections for data the registry watches it
-    Clock::time_point accepted;
-    bool by_name = false;  // it came to the abstract socket
-    bool welcome = false;  // it has said hello, and may go on
-    Purpose purpose = Purpose::kData;
-    PeerIdentity peer;
-    std::deque<Outgoing> queue;
-    std::uint32_t interest = 0;                             // the events that epoll watches
-    std::optional<Clock::time_point> retry;                 // of a send that the kernel refused for now
-    std::optional<std::string> marked;                      // why it will be closed at the end of this turn
-    std::optional<Clock::time_point> note_awaiting;         // it waits for this session's call; when that will be recorded
-    std::chrono::milliseconds awaits_for = kAwaitsForLong;  // since it was recorded last, or since it began
+  // A tool whose orders this session takes.
+  struct Requester {
+    std::uint64_t connection = 0;  // 0: there is none
+    bool report_again = false;     // what has changed, once its outbox is empty
+    std::uint64_t note = 0;        // the number of its last note, to be answered when that is in the journal; 0: none is owed
   };
 
   // ServiceLoop::Client
@@ -87,14 +67,9 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   void Timers(Clock::time_point now) override;
   void Sweep() override;
 
-  // Facts for the journal. They wait here while the session's thread has the journal to itself.
-  void Witness(EventBody fact);
   void FlushToDelegate();
 
-  void Accept(const Listener& listener);
-  void RefuseForWantOfDescriptors(const Listener& listener);
-  void SendWantOfDescriptors(const UniqueFd& socket);
-  void Listen(std::uint32_t events);
+  void Admit(Entrance::Visitor visitor);
   void MakeRoom();
   void EndUnlessHelloCame(Inbound& connection);
   void Ready(std::uint64_t id, std::uint32_t events);
@@ -111,12 +86,12 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   void HandOutBoard(Inbound& connection, std::uint64_t request, const AskBoardMessage& ask);
   void HandleRequest(Inbound& connection, const Message& message);
   Status AcceptRequester(Inbound& connection);
-  Inbound* Requester();
+  Inbound* TheRequester();
   void DrainRequester();
   void DrainClosedRequester(Inbound& tool);
   void ReportToRequester();
   void AnswerNote();
-  void NoteWaiting(Inbound& connection, Clock::time_point now);
+  void JournalWaiting(Inbound& connection, Clock::time_point now);
   void Import(Inbound& connection, std::uint64_t request, const ImportMessage& import);
   void Reimport(Inbound& connection, std::uint64_t request, const ReimportMessage& reimport);
   void Dropped(Inbound& connection, const DroppedMessage& dropped);
@@ -128,24 +103,17 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   const ConnectionContext context_;
   PeerDelegate& delegate_;
   control::RequestServer* const requests_;
-  Listeners listeners_;
+  const std::chrono::milliseconds hello_patience_;  // with a connection that is silent
   ServiceLoop loop_;
-  PendingDelegateCalls notices_;
-  SessionRegistry sessions_;
+  const std::unique_ptr<std::byte[]> buffer_;  // of a message
+  Entrance entrance_;
 
   // The service thread's own.
-  std::vector<ServiceLoop::Key> listener_keys_;
-  std::optional<Clock::time_point> listen_again_;
-  UniqueFd spare_;                               // given up to tell a peer that there is no other
-  std::optional<Clock::time_point> full_since_;  // no connection could be taken since then, for want of descriptors
+  PendingDelegateCalls pending_;
+  SessionRegistry sessions_;
   std::map<std::uint64_t, std::unique_ptr<Inbound>> inbound_;  // by id
   std::uint64_t last_id_ = 0;
-  std::uint64_t requester_ = 0;  // the connection whose orders this session takes; 0: there is none
-  bool reports_again_ = false;   // what has changed, once the requester's queue is empty
-  std::uint64_t note_ = 0;       // the number of its last note, to be answered when that is in the journal; 0: none is owed
-  std::unique_ptr<std::byte[]> buffer_;
-  std::vector<EventBody> facts_;
-  std::optional<Clock::time_point> flush_again_;
+  Requester requester_;
 };
 
 }  // namespace amem

@@ -5,32 +5,32 @@
 
 namespace amem {
 
-PeerService::Inbound* PeerService::Requester() {
-  const auto at = inbound_.find(requester_);
+Inbound* PeerService::TheRequester() {
+  const auto at = inbound_.find(requester_.connection);
   return at == inbound_.end() ? nullptr : at->second.get();
 }
 
 // A tool that has ended takes no answers any more, and all that it has sent counts.
 void PeerService::DrainClosedRequester(Inbound& tool) {
   do {
-    tool.queue.clear();
+    tool.outbox.messages.clear();
   } while (Readable(tool));
 }
 
 // Before anybody else is answered, all that the tool has sent counts, and so does its end.
 void PeerService::DrainRequester() {
-  for (Inbound* requester = Requester(); requester != nullptr; requester = Requester()) {
+  for (Inbound* requester = TheRequester(); requester != nullptr; requester = TheRequester()) {
     WriteQueue(*requester);  // nothing is read from one that does not take its answers, unless it has ended
     if (!Readable(*requester)) return;
   }
 }
 
 Status PeerService::AcceptRequester(Inbound& connection) {
-  if (requester_ == connection.id) return {};
+  if (requester_.connection == connection.id) return {};
   DrainRequester();
-  if (const Inbound* other = Requester())
+  if (const Inbound* other = TheRequester())
     return {Code::kRefused, fmt::format("another request is under way, by pid {}", other->peer.pid)};
-  requester_ = connection.id;
+  requester_.connection = connection.id;
   return {};
 }
 
@@ -39,12 +39,13 @@ void PeerService::HandleRequest(Inbound& connection, const Message& message) {
     if (const Status taken = AcceptRequester(connection); !taken.ok())
       return Reply(connection, message.request, FailureMessage{taken});
     requests_->OnOrder(order->order);
-  } else if (const auto* note = std::get_if<NoteMessage>(&message.body); note != nullptr && requester_ == connection.id) {
-    facts_.push_back(note->event);  // whatever else waits: the tool does nothing before it is written
-    note_ = message.request;
+  } else if (const auto* note = std::get_if<NoteMessage>(&message.body);
+             note != nullptr && requester_.connection == connection.id) {
+    pending_.AddNote(note->event);
+    requester_.note = message.request;
     return FlushToDelegate();
   } else if (std::holds_alternative<AskStatusMessage>(message.body)) {
-    if (requester_ != connection.id) DrainRequester();
+    if (requester_.connection != connection.id) DrainRequester();
   } else {
     return MarkForClose(connection, "sent a message that has no place on a connection for requests");
   }
@@ -52,17 +53,18 @@ void PeerService::HandleRequest(Inbound& connection, const Message& message) {
 }
 
 void PeerService::AnswerNote() {
-  Inbound* requester = Requester();
-  if (note_ != 0 && requester != nullptr) Reply(*requester, note_, RankStatusMessage{requests_->CurrentStatus()});
-  note_ = 0;
+  Inbound* requester = TheRequester();
+  if (requester_.note != 0 && requester != nullptr)
+    Reply(*requester, requester_.note, RankStatusMessage{requests_->CurrentStatus()});
+  requester_.note = 0;
 }
 
 // Of what changes while earlier messages wait, the tool needs the last only: a tool that is slow must not be taken for one that
 // takes no answers.
 void PeerService::ReportToRequester() {
-  Inbound* const requester = Requester();
-  reports_again_ = requester != nullptr && !requester->queue.empty();
-  if (requester != nullptr && !reports_again_) Reply(*requester, 0, RankStatusMessage{requests_->CurrentStatus()});
+  Inbound* const requester = TheRequester();
+  requester_.report_again = requester != nullptr && !requester->outbox.messages.empty();
+  if (requester != nullptr && !requester_.report_again) Reply(*requester, 0, RankStatusMessage{requests_->CurrentStatus()});
 }
 
 }  // namespace amem

@@ -44,7 +44,7 @@ class SocketAddress {
     std::memcpy(address_.sun_path + 1, name.data(), name.size());
     length_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   }
-  [[nodiscard]] const sockaddr* at() const { return reinterpret_cast<const sockaddr*>(&address_); }
+  [[nodiscard]] const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address_); }
   [[nodiscard]] socklen_t length() const { return length_; }
 
  private:
@@ -60,7 +60,7 @@ Result<UniqueFd> NewSocket() {
 
 Result<Listener> ListenAt(const SocketAddress& address) {
   AMEM_ASSIGN(auto fd, NewSocket());
-  if (::bind(fd.get(), address.at(), address.length()) != 0) return Status{Code::kIo, "bind: " + ErrnoText(errno)};
+  if (::bind(fd.get(), address.get(), address.length()) != 0) return Status{Code::kIo, "bind: " + ErrnoText(errno)};
   if (::listen(fd.get(), kBacklog) != 0) return Status{Code::kIo, "listen: " + ErrnoText(errno)};
   return Listener(std::move(fd));
 }
@@ -99,7 +99,7 @@ class LeftToParent {
 Result<UniqueFd> ConnectTo(const SocketAddress& address) {
   auto fd = NewSocket();
   if (!fd) return fd;
-  while (::connect(fd->get(), address.at(), address.length()) != 0) {
+  while (::connect(fd->get(), address.get(), address.length()) != 0) {
     if (errno == EINTR) continue;
     if (errno == EAGAIN) return Status{Code::kTimeout, "its queue of connections is full"};
     if (errno == ENOENT)
@@ -252,11 +252,6 @@ UniqueFd WatchProcess(pid_t pid) {
 bool CanBeRead(int fd) {
   pollfd polled{fd, POLLIN, 0};
   return fd >= 0 && ::poll(&polled, 1, 0) > 0;
-}
-
-bool HasHungUp(int socket) {
-  pollfd polled{socket, 0, 0};
-  return ::poll(&polled, 1, 0) > 0;
 }
 
 Sent SendPacket(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {

@@ -89,8 +89,7 @@ class Elsewhere {
 // A descriptor that becomes readable when the process has died, even if children it forked hold its sockets; none if the
 // process cannot be seen from here.
 UniqueFd WatchProcess(pid_t pid);
-[[nodiscard]] bool CanBeRead(int fd);      // now; false of -1
-[[nodiscard]] bool HasHungUp(int socket);  // the other end; what it sent can be read still
+[[nodiscard]] bool CanBeRead(int fd);  // now; false of -1
 
 enum class Sent { kDone, kWouldBlock, kTooManyInFlight, kClosed };
 // `descriptors` stay the caller's. kTooManyInFlight: the kernel holds too many of this user's descriptors that nobody received

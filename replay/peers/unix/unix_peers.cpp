@@ -7,12 +7,14 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
 #include "replay/peers/unix/assembly.h"
+#include "replay/peers/unix/entrance.h"
 #include "replay/peers/unix/owner.h"
 #include "replay/peers/unix/pages.h"
 #include "replay/peers/unix/service.h"
@@ -24,6 +26,83 @@ namespace {
 
 constexpr std::chrono::milliseconds kStopPatience{2000};  // with a delegate's call that is under way
 
+// The names under which peers find this session.
+class SessionNames {
+ public:
+  // One way to be found is enough to go on with.
+  Status Listen(SessionId self, const UnixPeersOptions& options, Entrance::Listeners& listeners) {
+    self_ = self;
+    auto directory = OpenSocketDirectory(options.socket_directory);
+    Status in_directory = directory.status();
+    if (directory) {
+      SweepSockets(directory->get());
+      auto listener = ListenAt(directory->get(), self);
+      in_directory = listener.status().Within("socket directory " + options.socket_directory.string());
+      if (listener) {
+        listeners.in_directory = *std::move(listener);
+        directory_ = *std::move(directory);
+      }
+    }
+    if (!options.abstract_names) return in_directory;
+    elsewhere_.emplace();
+    auto listener = ListenByName(self);
+    if (listener) listeners.by_name = *std::move(listener);
+    if (!in_directory.ok() && !listener) return in_directory;
+    if (!in_directory.ok() && options.report)
+      options.report(in_directory.message() + "; peers find this process by an abstract socket, within its network namespace");
+    return {};
+  }
+  // That is how peers see that the session ends in order.
+  void Remove() {
+    if (elsewhere_) {
+      if (auto farewell = SayFarewell(self_)) farewell_ = *std::move(farewell);
+    }
+    RemoveSocket(directory_.get(), self_);
+  }
+  void RemoveUnserved() { RemoveSocket(directory_.get(), self_); }  // its service has not begun
+  // In a forked child: they are the parent's, and the numbers of descriptors may be the child's own by now.
+  void Abandon() {
+    (void)new Listener(std::move(farewell_));
+    (void)directory_.Release();
+  }
+  [[nodiscard]] int directory() const { return directory_.get(); }
+  [[nodiscard]] Elsewhere* elsewhere() { return elsewhere_ ? &*elsewhere_ : nullptr; }  // null: without abstract names
+
+ private:
+  SessionId self_;
+  UniqueFd directory_;
+  Listener farewell_;
+  std::optional<Elsewhere> elsewhere_;
+};
+
+// The connections that this session has made, one to each owner. Any thread.
+class OwnerConnections {
+ public:
+  std::shared_ptr<OwnerConnection> To(SessionId owner, const ConnectionContext& context, PeerService& service) {
+    const std::lock_guard lock(mutex_);
+    auto& connection = by_owner_[owner];
+    if (connection == nullptr) connection = std::make_shared<OwnerConnection>(context, service, owner);
+    return connection;
+  }
+  std::vector<std::shared_ptr<OwnerConnection>> All() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<OwnerConnection>> all;
+    for (const auto& [owner, connection] : by_owner_) all.push_back(connection);
+    return all;
+  }
+  void Shut() {
+    const std::lock_guard lock(mutex_);
+    for (auto& [owner, connection] : by_owner_) connection->Shut();
+  }
+  void Abandon() {  // in a forked child
+    for (auto& [owner, connection] : by_owner_) (void)new std::shared_ptr(std::move(connection));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<SessionId, std::shared_ptr<OwnerConnection>> by_owner_;
+};
+
 class Serving final : public UnixPeers {
  public:
   Serving(const UnixPeersOptions& options, PeerDelegate& delegate, UniqueFd stop)
@@ -31,25 +110,24 @@ class Serving final : public UnixPeers {
   ~Serving() override {
     Stop();
     if (!guard_.InChild()) return;
-    // The thread, the sockets and their names are the parent's, and the numbers of descriptors may be the child's own by now.
-    for (auto& [session, owner] : owners_) (void)new std::shared_ptr(std::move(owner));
-    (void)new Listener(std::move(farewell_));
+    // The thread, the sockets and their names are the parent's.
+    owners_.Abandon();
+    names_.Abandon();
     (void)service_.release();
     (void)pages_.release();
-    (void)directory_.Release();
     (void)stop_.Release();
   }
 
   Status Start(const PeerIdentity& self) {
-    PeerService::Listeners listeners;
-    AMEM_TRY(Listen(self.session, listeners));
+    Entrance::Listeners listeners;
+    AMEM_TRY(names_.Listen(self.session, options_, listeners));
     pages_ = std::make_unique<SharedPageTable>(self.session);
     static_cast<void>(pages_->Publish(self));
-    context_ = {directory_.get(), options_.abstract_names ? &elsewhere_ : nullptr, stop_.get(),
-                options_.expected_uid.value_or(::geteuid()), pages_.get()};
-    service_ = std::make_unique<PeerService>(context_, std::move(listeners), self, delegate_, options_.requests);
+    context_ = {names_.directory(), names_.elsewhere(), stop_.get(), options_.expected_uid.value_or(::geteuid()), pages_.get()};
+    service_ = std::make_unique<PeerService>(context_, std::move(listeners), self, delegate_, options_.requests,
+                                             options_.hello_patience);
     Status started = service_->Start();
-    if (!started.ok()) RemoveSocket(directory_.get(), self.session);
+    if (!started.ok()) names_.RemoveUnserved();
     // Its first turn holds the page, which goes beside the first hello.
     if (started.ok()) static_cast<void>(service_->loop().Run([] { return true; }, In(kLossPatience)));
     return started;
@@ -57,16 +135,10 @@ class Serving final : public UnixPeers {
 
   void Stop() override {
     if (guard_.InChild() || service_ == nullptr || stopped_.exchange(true)) return;
-    const SessionId self = Self().session;
-    // First: that is how peers see that it ends in order.
-    if (options_.abstract_names) {
-      if (auto farewell = SayFarewell(self)) farewell_ = *std::move(farewell);
-    }
-    RemoveSocket(directory_.get(), self);
+    names_.Remove();  // first
     SignalEvent(stop_.get());
     service_->Stop(kStopPatience);
-    const std::lock_guard lock(owners_mutex_);
-    for (auto& [session, owner] : owners_) owner->Shut();
+    owners_.Shut();
   }
 
   [[nodiscard]] PeerIdentity Self() const override { return service_->sessions().Self(); }
@@ -128,23 +200,12 @@ class Serving final : public UnixPeers {
   }
 
   std::unique_ptr<Assembly> Assemble(CycleKind kind, const std::string& tag) override {
-    for (const auto& owner : Owners()) owner->SendHeldUp(In(kDyingPatience));
+    for (const auto& owner : owners_.All()) owner->SendHeldUp(In(kDyingPatience));
     return std::make_unique<UnixAssembly>(context_, *service_, delegate_, options_.waiting, kind, tag);
   }
 
  private:
-  std::shared_ptr<OwnerConnection> Owner(SessionId session) {
-    const std::lock_guard lock(owners_mutex_);
-    auto& owner = owners_[session];
-    if (owner == nullptr) owner = std::make_shared<OwnerConnection>(context_, *service_, session);
-    return owner;
-  }
-  std::vector<std::shared_ptr<OwnerConnection>> Owners() {
-    const std::lock_guard lock(owners_mutex_);
-    std::vector<std::shared_ptr<OwnerConnection>> all;
-    for (const auto& [session, owner] : owners_) all.push_back(owner);
-    return all;
-  }
+  std::shared_ptr<OwnerConnection> Owner(SessionId session) { return owners_.To(session, context_, *service_); }
   // As an owner is asked: on the service thread, and again while this process is busy.
   template <class Ask>
   std::invoke_result_t<Ask&> AskSelf(Deadline until, const Ask& ask) {
@@ -153,39 +214,16 @@ class Serving final : public UnixPeers {
       return own ? *std::move(own) : PeerService::NotServed();
     });
   }
-  // One way to be found is enough to go on with.
-  Status Listen(SessionId self, PeerService::Listeners& listeners) {
-    auto directory = OpenSocketDirectory(options_.socket_directory);
-    Status in_directory = directory.status();
-    if (directory) {
-      SweepSockets(directory->get());
-      auto listener = ListenAt(directory->get(), self);
-      in_directory = listener.status().Within("socket directory " + options_.socket_directory.string());
-      if (listener) {
-        listeners.in_directory = *std::move(listener);
-        directory_ = *std::move(directory);
-      }
-    }
-    if (!options_.abstract_names) return in_directory;
-    auto listener = ListenByName(self);
-    if (listener) listeners.by_name = *std::move(listener);
-    if (!in_directory.ok() && !listener) return in_directory;
-    if (!in_directory.ok() && options_.report)
-      options_.report(in_directory.message() + "; peers find this process by an abstract socket, within its network namespace");
-    return {};
-  }
 
   const UnixPeersOptions options_;
   PeerDelegate& delegate_;
-  UniqueFd directory_, stop_;
-  Listener farewell_;
-  Elsewhere elsewhere_;
+  UniqueFd stop_;
+  SessionNames names_;
   std::unique_ptr<SharedPageTable> pages_;
   ConnectionContext context_;
   const ForkGuard guard_;
   std::unique_ptr<PeerService> service_;
-  std::mutex owners_mutex_;
-  std::map<SessionId, std::shared_ptr<OwnerConnection>> owners_;
+  OwnerConnections owners_;
   std::atomic<bool> stopped_{false};
 };
 

@@ -15,6 +15,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -37,7 +38,8 @@ struct UnixPeersOptions {
   std::function<void(const std::string&)> report = {};  // told once, in a sentence, if only one of the two ways works
   // Told for whom a resume waits beyond its time, more and more rarely; on the calling thread.
   std::function<void(const std::string&)> waiting = {};
-  control::RequestServer* requests = nullptr;  // outlives the object; null: nothing can be asked from outside
+  std::chrono::milliseconds hello_patience{5'000};  // with a connection that says nothing
+  control::RequestServer* requests = nullptr;       // outlives the object; null: nothing can be asked from outside
 };
 
 // In a forked child its destructor leaves everything to the parent.

@@ -9,6 +9,7 @@
 #include <future>
 #include <new>
 
+#include "replay/peers/unix/pending_calls.h"
 #include "replay/peers/unix/socket.h"
 #include "tests/in_thread.h"
 #include "tests/replay/peers/peers_fixture.h"
@@ -180,6 +181,40 @@ TEST_F(LoopTest, a_watched_process_is_told_of_once_it_has_died_and_not_after_the
   live[0].Pass();
   ASSERT_EQ(died.get_future().wait_for(std::chrono::seconds(10)), std::future_status::ready);
   EXPECT_EQ(deaths, 1);
+}
+
+// ---- what the delegate is told later
+
+TEST(PendingDelegateCallsTest, calls_wait_in_their_order_and_facts_for_all_of_them) {
+  test::FakeSession session(SessionId{1});
+  PendingDelegateCalls pending(session);
+  bool free = false;
+  std::string made;
+  const auto call = [&](char name) { return [&, name] { return free && (made += name, true); }; };
+  pending.Add(call('a'));
+  pending.Add(call('b'));
+  pending.AddFact(ProcessSeen{});
+  EXPECT_FALSE(pending.Flush());
+  ASSERT_TRUE(pending.again());
+  EXPECT_FALSE(pending.IsDue(ServiceLoop::Clock::now() - milliseconds(1000)));
+  EXPECT_TRUE(pending.IsDue(*pending.again()));
+  free = true;
+  EXPECT_TRUE(pending.Flush());
+  EXPECT_EQ(made, "ab");
+  EXPECT_TRUE(pending.empty());
+  EXPECT_FALSE(pending.again());
+}
+
+// Else the loop would wake for it for ever.
+TEST(PendingDelegateCallsTest, what_was_made_on_the_way_is_due_no_more) {
+  test::FakeSession session(SessionId{1});
+  PendingDelegateCalls pending(session);
+  bool free = false;
+  pending.Add([&] { return free; });
+  EXPECT_FALSE(pending.Flush());
+  free = true;
+  EXPECT_TRUE(pending.MakeCalls());
+  EXPECT_FALSE(pending.again());
 }
 
 }  // namespace

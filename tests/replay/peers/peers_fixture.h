@@ -227,9 +227,12 @@ inline PeerIdentity Identity(std::int32_t rank, std::int64_t group = 0) {
 
 // One session with its peers.
 struct Rank {
-  Rank(const TemporaryDirectory& directory, std::int32_t rank, std::uint32_t timeout_ms = 20'000, std::int64_t group = 0)
+  Rank(const TemporaryDirectory& directory, std::int32_t rank, std::uint32_t timeout_ms = 20'000, std::int64_t group = 0,
+       std::chrono::milliseconds hello_patience = std::chrono::seconds(5))
       : identity(Identity(rank, group)), session(identity.session), deadlines(std::chrono::milliseconds(timeout_ms)) {
-    auto started = UnixPeers::Start(identity, {directory.sockets(), deadlines, {}}, session);
+    UnixPeersOptions options{directory.sockets(), deadlines, {}};
+    options.hello_patience = hello_patience;
+    auto started = UnixPeers::Start(identity, options, session);
     if (started) {
       peers = *std::move(started);
     } else {

@@ -113,9 +113,9 @@ TEST_F(UnixPeersTest, another_user_is_turned_away_on_both_ends) {
   FakeSession mine(SessionId{1}), theirs(SessionId{2});
   PeerIdentity self = Identity(0);
   self.session = SessionId{1};
-  auto owner = UnixPeers::Start(self, {directory_.sockets(), Deadlines(std::chrono::seconds(2)), ::geteuid() + 1}, mine);
+  auto owner = UnixPeers::Start(self, {directory_.sockets(), Deadlines(milliseconds(400)), ::geteuid() + 1}, mine);
   self.session = SessionId{2};
-  auto importer = UnixPeers::Start(self, {directory_.sockets(), Deadlines(std::chrono::seconds(2)), {}}, theirs);
+  auto importer = UnixPeers::Start(self, {directory_.sockets(), Deadlines(milliseconds(400)), {}}, theirs);
   ASSERT_TRUE(owner && importer);
   EXPECT_FALSE((*importer)->Import(mine.Export(AllocationId{1}), AllocationId{5}));  // the owner hangs up
   auto other_way = (*owner)->Import(theirs.Export(AllocationId{1}), AllocationId{5});
@@ -317,14 +317,15 @@ TEST_F(UnixPeersTest, silent_connections_delay_nobody_and_are_bounded) {
 
 // As a process that was stopped in between finds it, too: a peer whose connection were closed would take it for dead.
 TEST_F(UnixPeersTest, a_hello_that_came_counts_however_late_it_is_read) {
-  Rank owner(directory_, 0), first(directory_, 1), second(directory_, 2);
+  constexpr milliseconds kSilent{300};
+  Rank owner(directory_, 0, 20'000, 0, kSilent), first(directory_, 1), second(directory_, 2);
   ASSERT_TRUE(first.ImportFrom(owner, AllocationId{1}, AllocationId{100}));
   ASSERT_TRUE(second.ImportFrom(owner, AllocationId{2}, AllocationId{100}));
   // While the service is in the first import, a connection and the second import come; it sees both at once.
   owner.session.import_takes = milliseconds(500);
   auto one = test::InThread([&] { return first.ImportFrom(owner, AllocationId{3}, AllocationId{101}).ok(); });
   std::this_thread::sleep_for(milliseconds(150));
-  owner.session.import_takes = milliseconds(5500);  // longer than a connection may be silent
+  owner.session.import_takes = 2 * kSilent;  // longer than a connection may be silent
   const UniqueFd fd = Unauthenticated(owner.identity.session);
   const HelloMessage hello = HelloOfRank5(owner, Purpose::kRound);
   ASSERT_EQ(SendPacket(fd.get(), *EncodeMessage({1, hello}), {}), Sent::kDone);

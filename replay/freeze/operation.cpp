@@ -28,10 +28,10 @@ static Status And(const Status& why, const std::string& more) {
 
 Status FreezeOperation::FindProcesses() {
   processes_.clear();
-  for (const control::RankView& look : job_.Ranks()) {
-    if (!look.alive && host_.LifeOf(look.process).HasEnded()) continue;
-    if (!look.alive) return {Code::kRefused, fmt::format("nothing was touched: {} {}", look.process.name, look.Doing())};
-    processes_.push_back({.process = look.process, .gpus = {}, .moved = {}});
+  for (const control::RankView& rank : job_.Ranks()) {
+    if (!rank.alive && host_.LifeOf(rank.process).HasEnded()) continue;
+    if (!rank.alive) return {Code::kRefused, fmt::format("nothing was touched: {} {}", rank.process.name, rank.Doing())};
+    processes_.push_back({.process = rank.process, .gpus = {}, .moved = {}});
   }
   return processes_.empty() ? Status(Code::kNotFound, "no process of the job lives on this host") : Status();
 }
@@ -74,13 +74,8 @@ Status FreezeOperation::ReadHistory() {
 
 void FreezeOperation::BeginNew() {
   pairs_.clear();
-  is_ = {};
-  is_.begun_ns = RealtimeNs();
-  is_.goal = ToText(goal_);
-  for (FrozenProcess& one : processes_) {
-    one = {.process = one.process, .gpus = {}, .moved = {}};
-    is_.members.push_back({one.process.session, one.process.pid, one.process.start_ticks, one.process.name});
-  }
+  for (FrozenProcess& one : processes_) one = {.process = one.process, .gpus = {}, .moved = {}};
+  journal_.BeginNew(goal_, processes_);
 }
 
 // With the figures of those that have none yet.
@@ -92,7 +87,7 @@ void FreezeOperation::Measure() {
 }
 
 Status FreezeOperation::GoOn() {
-  history_ ? void(is_ = *history_) : BeginNew();
+  history_ ? journal_.GoOnWith(*history_) : BeginNew();
   Measure();
   // Restores whose tool died before it wrote what came of them: where the contents are now is the driver's to say.
   for (FrozenProcess& one : processes_) {
@@ -100,7 +95,7 @@ Status FreezeOperation::GoOn() {
     AMEM_ASSIGN(const auto state, checkpointer_.StateOf(one.process.pid).Within(one.process.name));
     one.restore_unanswered = false;
     if (state == CheckpointState::kLocked || state == CheckpointState::kRunning) Move(one, history_->pairs);
-    AMEM_TRY(Note(one, StepOfFreeze::kRestore, true));
+    AMEM_TRY(journal_.Note(one, StepOfFreeze::kRestore, true));
   }
   return {};
 }
@@ -179,7 +174,7 @@ Status FreezeOperation::PauseWhenChecked() {
   asked.may_pause = [&]() -> std::optional<Status> {
     if (passed || checks.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return passed;
     passed = checks.get();
-    is_.pauses = true;
+    journal_.SetPauses();
     if (passed->ok()) passed = Begin(StepOfFreeze::kPause);
     return passed;
   };
@@ -261,9 +256,7 @@ void FreezeOperation::Took(std::string_view step, std::uint64_t since_ns) {
 }
 
 Status FreezeOperation::Ended(std::string outcome, const Status& status) {
-  is_.outcome = outcome;
-  is_.message = status.message();
-  if (const Status written = NoteAll(last_, true); !written.ok())
+  if (const Status written = journal_.End(processes_, outcome, status.message()); !written.ok())
     report_.notes.push_back("not all journals tell how it ended: " + written.message());
   report_.outcome = std::move(outcome);
   report_.processes = processes_;
@@ -273,14 +266,7 @@ Status FreezeOperation::Ended(std::string outcome, const Status& status) {
   return status;
 }
 
-Status FreezeOperation::Begin(StepOfFreeze first) {
-  ++is_.command;
-  is_.goal = ToText(goal_);
-  is_.pairs = pairs_;
-  is_.outcome.clear();
-  is_.message.clear();
-  return NoteAll(first, false);
-}
+Status FreezeOperation::Begin(StepOfFreeze first) { return journal_.BeginCommand(processes_, goal_, pairs_, first); }
 
 Status FreezeOperation::Towards(FreezeGoal goal) {
   goal_ = goal;
@@ -300,7 +286,8 @@ Status FreezeOperation::Towards(FreezeGoal goal) {
 Status FreezeOperation::ToFrozen() {
   Status done;
   if (!In(CheckpointState::kRunning).empty() && !AllArePaused()) {
-    resumes_ = is_.pauses = true;
+    resumes_ = true;
+    journal_.SetPauses();
     done = ForAll(StepOfFreeze::kPause, [this] { return job_.Pause(options_.asked, options_.say); });
   }
   if (done.ok()) done = NoteTaken();
@@ -325,10 +312,10 @@ Status FreezeOperation::ToFrozen() {
 }
 
 bool FreezeOperation::AllArePaused() {
-  const std::vector<control::RankView> looks = job_.Ranks();
+  const std::vector<control::RankView> ranks = job_.Ranks();
   return std::ranges::all_of(processes_, [&](const FrozenProcess& one) {
-    return std::ranges::any_of(looks, [&](const control::RankView& look) {
-      return Same(look.process, one.process) && look.is.phase == control::Phase::kPaused;
+    return std::ranges::any_of(ranks, [&](const control::RankView& rank) {
+      return Same(rank.process, one.process) && rank.is.phase == control::Phase::kPaused;
     });
   });
 }
@@ -407,39 +394,17 @@ Status FreezeOperation::ResumeAll() {
   return ForAll(StepOfFreeze::kResume, [this] { return job_.Resume(options_.asked.deadline, options_.say); });
 }
 
-// ---- steps, and what the journals are told of them -------------------------------------------------------------------------
-
-Status FreezeOperation::Note(const FrozenProcess& process, StepOfFreeze step, bool done) {
-  FreezeStep told = is_;
-  told.step = ToText(step);
-  told.done = done;
-  told.from_ns = process.from_ns;
-  told.gpus = process.gpus;
-  told.moved = process.moved;
-  const Status noted = HasEnded(process) ? Status() : job_.LeaveNote(process.process.session, std::move(told));
-  return noted.Within(fmt::format("{}: its journal", process.process.name));
-}
-
-Status FreezeOperation::NoteAll(StepOfFreeze step, bool done) {
-  last_ = step;
-  Status all;
-  for (const FrozenProcess& one : processes_) {
-    const Status noted = Note(one, step, done);
-    if (all.ok()) all = noted;
-  }
-  return all;
-}
+// ---- steps -----------------------------------------------------------------------------------------------------------------
 
 Status FreezeOperation::ForAll(StepOfFreeze step, const std::function<Status()>& make) {
   const std::uint64_t began = MonotonicNs();
-  const Status announced = NoteAll(step, false);
+  const Status announced = journal_.NoteAll(processes_, step, false);
   if (!announced.ok() && goal_ == FreezeGoal::kFrozen) return announced;
   const Status done = make();
   Took(ToText(step), began);
   return done.Within(fmt::format("the job: {}", ToText(step)));
 }
 
-// Announces a step. Nothing: it may be made.
 std::optional<Status> FreezeOperation::WhyNot(const FrozenProcess& one, StepOfFreeze step) {
   const ProcessLife life = host_.LifeOf(one.process);
   if (life.HasEnded()) return Status(Code::kPeerLost, fmt::format("{} (pid {}) has ended", one.process.name, one.process.pid));
@@ -447,7 +412,7 @@ std::optional<Status> FreezeOperation::WhyNot(const FrozenProcess& one, StepOfFr
     return Status(Code::kRefused,
                   fmt::format("whether {} (pid {}) lives cannot be seen: {}", one.process.name, one.process.pid, life.why));
   }
-  Status announced = Note(one, step, false);
+  Status announced = journal_.Note(one, step, false);
   return announced.ok() || goal_ == FreezeGoal::kRunning ? std::nullopt : std::optional(std::move(announced));
 }
 
@@ -455,7 +420,7 @@ Status FreezeOperation::Each(StepOfFreeze step, const Processes& whom, const std
                              const std::function<void(FrozenProcess&)>& made) {
   if (whom.empty()) return {};
   options_.say(kDoing[static_cast<std::size_t>(step) - static_cast<std::size_t>(StepOfFreeze::kLock)]);
-  last_ = step;
+  journal_.BeginStep(step);
   const std::uint64_t began = MonotonicNs();
   std::vector<std::optional<Status>> results;
   for (const FrozenProcess* one : whom) results.push_back(WhyNot(*one, step));
@@ -469,7 +434,7 @@ Status FreezeOperation::Each(StepOfFreeze step, const Processes& whom, const std
   }
   for (std::size_t i = 0; i < whom.size(); ++i) {
     if (results[i]->ok() && made) made(*whom[i]);
-    static_cast<void>(Note(*whom[i], step, true));
+    static_cast<void>(journal_.Note(*whom[i], step, true));
   }
   Took(ToText(step), began);
   for (const auto& result : results) AMEM_TRY(*result);

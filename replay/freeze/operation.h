@@ -16,13 +16,9 @@
 #include "journal/base/clock.h"
 #include "replay/driver/checkpointer.h"
 #include "replay/freeze/checks.h"
+#include "replay/freeze/freeze_journal.h"
 
 namespace amem {
-
-enum class FreezeGoal : std::uint8_t { kFrozen, kRunning };
-AMEM_NAMES(FreezeGoal, kRunning, "goal", "frozen", "running");
-enum class StepOfFreeze : std::uint8_t { kBegin, kPause, kLock, kCheckpoint, kRestore, kUnlock, kResume };
-AMEM_NAMES(StepOfFreeze, kResume, "step", "begin", "pause", "lock", "checkpoint", "restore", "unlock", "resume");
 
 struct FreezeOptions {
   std::chrono::milliseconds lock_timeout{10'000};
@@ -96,10 +92,9 @@ class FreezeOperation {
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
-  // Towards the freeze nothing is done that the journals do not tell. On the way back the job counts for more than they do.
-  Status Note(const FrozenProcess& process, StepOfFreeze step, bool done);
+  // Announces a step. Nothing: it may be made. Towards the freeze nothing is done that the journals do not tell. On the way
+  // back the job counts for more than they do.
   std::optional<Status> WhyNot(const FrozenProcess& process, StepOfFreeze step);
-  Status NoteAll(StepOfFreeze step, bool done);
   // For all of them side by side; `made` is called for each that was done.
   Status Each(StepOfFreeze step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
               const std::function<void(FrozenProcess&)>& made = {});
@@ -115,12 +110,11 @@ class FreezeOperation {
   const FreezeOptions options_;
   std::vector<FrozenProcess> processes_;
   std::optional<FreezeStep> history_;  // of a freeze of which something is left
-  FreezeStep is_;                      // what the journals are told of it, but for what is each process's own
+  FreezeJournal journal_{job_, host_};
   std::vector<GpuPair> pairs_;
   FreezeGoal goal_{};
   bool resumes_ = false;  // on the way back: not where the job was paused before the freeze, which that leaves as it was
   bool checked_ = false;  // a freeze: it may be
-  StepOfFreeze last_{};
   FreezeReport report_;
 };
 

@@ -16,10 +16,13 @@ REASONS = "tests/tidy/above.txt"
 _BRANCH = re.compile(r"\b(if|for|while|case|catch)\b|\?")
 _CHECK = re.compile(r"(?<!define )\bAMEM_CHECK\(|\bledger_?\.(?:Check|Entry|Known)\(")  # what must hold, in release builds too
 _CPP = (".h", ".cpp")
-# Ways in which several processes come to one decision. HOUSE's aim is two: the board, and that of several hosts over it.
-MECHANISMS = {"rounds on a board": "replay/peers/board/participant.h",
-              "requests from outside": "replay/control/job_control.h", "freezes": "replay/freeze/operation.h",
-              "hosts": "ncclpatch/python/amem/_agreements.py", "the double of tests": "tests/stand_ins/peers/local_peers.h"}
+# Ways in which several processes come to one decision: a file, and what it has if it decides. HOUSE's aim is two: the board, and that of several hosts
+# over it. The sessions of one process in tests (local_peers) are a mechanism only if they decide otherwise than on boards.
+MECHANISMS = {"rounds on a board": ("replay/peers/board/participant.cpp", r"\bboard\.Decide\("),
+              "requests from outside": ("replay/control/job_control.cpp", r"\bJobControl::SetStage\("),
+              "freezes": ("replay/freeze/operation.cpp", r"\bFreezeOperation::Towards\("),
+              "hosts": ("ncclpatch/python/amem/_agreements.py", r"\bdef "),
+              "the double of tests": ("tests/stand_ins/peers/local_peers.cpp", r"\b(?:Decide|CastVote|votes?_|decisions?_)\b|(?s:\A(?!.*\bboard::Board\b))")}
 
 Piece = namedtuple("Piece", "path line kind name sizes")  # kind: class | function; sizes: of each measure
 
@@ -140,7 +143,7 @@ def text(tree, library, sources, room_of):
     of_production, of_tests = _lines(tree, production), _lines(tree, tests)
     found = list(pieces(tree, production))
     result = [f"{what:24} {_spread(found, what)}" for what in LIMITS]
-    agree = [name for name, path in MECHANISMS.items() if path in tree.paths]
+    agree = [name for name, (path, decides) in MECHANISMS.items() if path in tree.paths and re.search(decides, "\n".join(tree.code(path) if path.endswith(_CPP) else tree.lines(path)))]
     result.append(f"mechanisms that agree    {len(agree)}: {', '.join(agree)}")
     result += _rooms(tree, production, found, room_of)
     result += [f"production lines         {of_production}", f"  of them code           {_code_lines(tree, production)}", f"test lines               {of_tests}",

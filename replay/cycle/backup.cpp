@@ -115,22 +115,22 @@ Backup::~Backup() {
   FreeUnfinished(until_);
 }
 
-Status Backup::Save(std::span<const Item> items, Looking looking) {
+Status Backup::Save(std::span<const Item> items, ScanMode mode) {
   if (contents_ == Contents::kForgotten) ForgetAll();
   if (contents_ == Contents::kLost) ForgetLost();
   if (contents_ == Contents::kForgotten || contents_ == Contents::kLost)
     return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
-  pinned_.Rest(true);
+  pinned_.SuspendPinning(true);
   if (contents_ == Contents::kNone) BeginSave();
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kLost;  // if any of this fails
-  looking_ = looking;
+  scan_mode_ = mode;
   AMEM_TRY(FindRoom(items).Within("save contents"));
   // While the next part is looked at, copies of the part before are under way. They are marked in smaller steps, so that memory
   // can be released as soon as its own copies are done.
   for (const auto& [device, own] : ByDevice(items)) {
     queued_.insert(device);
-    const Status saved = InBatches(own, options_.look, [&](std::span<const Item> some) { return LookAndSave(some); });
+    const Status saved = InBatches(own, options_.scan, [&](std::span<const Item> some) { return ScanAndSave(some); });
     AMEM_TRY(saved.Within(fmt::format("save contents on device {}", device.value)));
   }
   contents_ = Contents::kQueued;
@@ -143,13 +143,13 @@ Status Backup::Save(std::span<const Item> items, Looking looking) {
 Status Backup::FindRoom(std::span<const Item> items) {
   Bytes total = 0;
   for (const Item& item : items) total += item.bytes;
-  const Bytes guess = looking_ == Looking::kBeside ? total : Expected(total);
+  const Bytes guess = scan_mode_ == ScanMode::kBeside ? total : Expected(total);
   Status room = pinned_.Promise(guess - std::min(guess, KeptFor(items)));
   if (room.ok()) return room;
   Bytes exactly = 0;
   for (const auto& [device, own] : ByDevice(items)) {
-    AMEM_TRY(InBatches(own, options_.look, [&](std::span<const Item> some) -> Status {
-      const auto found = Look(some);
+    AMEM_TRY(InBatches(own, options_.scan, [&](std::span<const Item> some) -> Status {
+      const auto found = Scan(some);
       if (found.ok()) exactly += RoomFor(WhatToSave(some, *found));
       return found.status();
     }));
@@ -162,16 +162,16 @@ Status Backup::FindRoom(std::span<const Item> items) {
   return FindRoom(items);
 }
 
-Result<NonZero> Backup::Look(std::span<const Item> items) {
+Result<NonZero> Backup::Scan(std::span<const Item> items) {
   const DeviceOrdinal device = items.front().device;
-  if (looking_ == Looking::kIdle || copier_.CanLook(device))
-    return copier_.FindNonZero(device, ExtentsOf(items), resting_ > 0 ? nullptr : supply_.key(), until_);
+  if (scan_mode_ == ScanMode::kIdle || copier_.CanScanNow(device))
+    return copier_.FindNonZero(device, ExtentsOf(items), pauses_without_copy_ > 0 ? nullptr : supply_.key(), until_);
   return Unscanned(ExtentsOf(items), "loading kernels would wait for those of the program");
 }
 
-Status Backup::LookAndSave(std::span<const Item> items) {
+Status Backup::ScanAndSave(std::span<const Item> items) {
   const std::uint64_t began = MonotonicNs();
-  const auto found = Look(items);
+  const auto found = Scan(items);
   const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
   {
@@ -297,7 +297,7 @@ Status Backup::Restore(std::span<const Item> items) {
     if (it == nullptr) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
     if (it->bytes != item.bytes) return {Code::kNotFound, fmt::format("the backup has {} bytes of {}", it->bytes, Name(item))};
   }
-  pinned_.Rest(true);
+  pinned_.SuspendPinning(true);
   if (queued_.empty()) began_ns_ = MonotonicNs();
   for (const auto& [device, own] : ByDevice(items))
     AMEM_TRY(RestoreOn(device, own).Within(fmt::format("restore contents on device {}", device.value)));
@@ -427,7 +427,7 @@ Status Backup::Finish() {
     contents_ = first.ok() ? Contents::kSaved : Contents::kLost;
     if (first.ok()) FreeKept();
   }
-  pinned_.Rest(false);
+  pinned_.SuspendPinning(false);
   return first;
 }
 

@@ -3,10 +3,10 @@
 //
 // What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
 //
-// After a resume what was saved may stay (Keep). The next Save hashes all contents, unit by unit (content_hash.h), and copies
-// only the units whose hash is another one than that of the kept copy: nothing else says that contents are unchanged, nor does
-// anybody have to know who wrote. A unit of 128 KiB is what one warp looks at anyway; smaller ones would cost more host memory
-// and time for what is known of them, larger ones would copy more for a byte that changed.
+// After a resume what was saved may stay (RetainCopy). The next Save hashes all contents, unit by unit (content_hash.h), and
+// copies only the units whose hash is another one than that of the kept copy: nothing else says that contents are unchanged,
+// nor does anybody have to know who wrote. A unit of 128 KiB is what one warp looks at anyway; smaller ones would cost more
+// host memory and time for what is known of them, larger ones would copy more for a byte that changed.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,12 @@
 
 namespace amem {
 
+// Whether the program's kernels run while contents are saved. kBeside: contents are scanned only if no kernel has to be loaded
+// for that, which would wait for the program's, and the copy engines do the rest.
+enum class ScanMode : std::uint8_t { kIdle, kBeside };
+
 struct BackupOptions {
-  Bytes look = Bytes{1} << 30;     // is looked at in one go, while what came before is copied
+  Bytes scan = Bytes{1} << 30;     // is scanned in one go, while what came before is copied
   Bytes batch = Bytes{256} << 20;  // is waited for (AwaitSaved), or cleared, in one go
   double first_guess = 0.22;       // of contents are not zero (Expected)
   // Where so much of an item is not zero, its units are saved with their zeros, so that the copy engines alone can bring it
@@ -40,7 +44,7 @@ struct BackupOptions {
   // A copy that is of little use is not kept: pages that go to their places in it one by one travel more slowly than packed
   // ones, and hashing what is mostly zero takes longer than copying the rest. After so many pauses it is tried again. 0: copies
   // are kept always.
-  unsigned rest = 0;
+  unsigned without_copy = 0;
 };
 
 // About the contents that were saved last, and the calls that saved and restored them.
@@ -61,8 +65,8 @@ struct BackupStatistics {
   std::string not_prepared;        // not empty: why preparing stopped early
 };
 
-// Save, Restore, Finish, Keep, ForgetAll and questions about what is saved are for one thread at a time; everything else for
-// any.
+// Save, Restore, Finish, RetainCopy, ForgetAll and questions about what is saved are for one thread at a time; everything else
+// for any.
 class Backup : NoCopies {
  public:
   // A part of an allocation, mapped at `address` with access for `device`; address and bytes are multiples of 4096.
@@ -81,10 +85,8 @@ class Backup : NoCopies {
 
   // Queues the copies of all items, devices beside each other; they are saved, and their memory may go, once Finish is OK.
   // After a failure: Finish. What was saved before, or AwaitSaved waited for, can be restored; the next Save adds to that,
-  // unless ForgetAll comes first. kBeside: the program's kernels run meanwhile. Then contents are looked at only if no kernel
-  // has to be loaded for that, which would wait for the program's, and the copy engines do the rest.
-  enum class Looking : std::uint8_t { kIdle, kBeside };
-  Status Save(std::span<const Item> items, Looking looking = Looking::kIdle);
+  // unless ForgetAll comes first.
+  Status Save(std::span<const Item> items, ScanMode mode = ScanMode::kIdle);
   // Queues copying back and clearing, to the addresses given now; done once Finish is OK. The contents stay saved until
   // ForgetAll, so that it can be tried again. kNotFound, before anything is queued: an item that was not saved with that size.
   // kInvalid: saving an item failed, or Finish is missing.
@@ -102,11 +104,11 @@ class Backup : NoCopies {
   [[nodiscard]] bool Saving() const { return contents_ == Contents::kQueued; }
   [[nodiscard]] bool Saved() const { return contents_ == Contents::kSaved; }  // contents that are not forgotten
   // Forgets what is saved, but keeps a copy for the next Save for as long as nobody else needs the memory.
-  void Keep();
+  void RetainCopy();
   void ForgetAll();  // waits too; the memory stays pinned, for whoever needs it next
-  // After a Save that was for nothing, its Finish included: as Keep where nothing was pinned for it, else as ForgetAll, and
-  // what was pinned goes back to the host. `undisturbed`: nobody can have written to the memory between its hashes and the end
-  // of its copies; else no copy is kept.
+  // After a Save that was for nothing, its Finish included: as RetainCopy where nothing was pinned for it, else as ForgetAll,
+  // and what was pinned goes back to the host. `undisturbed`: nobody can have written to the memory between its hashes and the
+  // end of its copies; else no copy is kept.
   void Abandon(bool undisturbed = true);
   [[nodiscard]] bool Has(AllocationId allocation) const;                   // is saved, or queued to be
   [[nodiscard]] std::vector<Item> ItemsOf(AllocationId allocation) const;  // what is, by offset; the addresses are zero
@@ -151,9 +153,9 @@ class Backup : NoCopies {
   void ForgetLost();
   Status FindRoom(std::span<const Item> items);
   [[nodiscard]] Bytes KeptFor(std::span<const Item> items);
-  bool Rests();
-  Status LookAndSave(std::span<const Item> items);  // of one device, as the next
-  Result<NonZero> Look(std::span<const Item> items);
+  bool CopyIsOfLittleUse();
+  Status ScanAndSave(std::span<const Item> items);  // of one device, as the next
+  Result<NonZero> Scan(std::span<const Item> items);
   std::vector<Wanted> WhatToSave(std::span<const Item> items, const NonZero& found);
   static void Bridge(std::span<Wanted> units);
   static Bytes RoomFor(std::span<const Wanted> wanted);
@@ -181,13 +183,13 @@ class Backup : NoCopies {
   PinnedMemory pinned_;
 
   std::map<Key, SavedItem> saved_;
-  std::map<Key, SavedItem> kept_;   // of before; nothing is saved there any more
-  bool had_copy_ = false;           // when what is saved was
-  unsigned resting_ = 0;            // pauses after which a copy is kept again; until then nothing is hashed
-  std::set<DeviceOrdinal> queued_;  // on which something is
+  std::map<Key, SavedItem> kept_;     // of before; nothing is saved there any more
+  bool had_copy_ = false;             // when what is saved was
+  unsigned pauses_without_copy_ = 0;  // pauses after which a copy is kept again; until then nothing is hashed
+  std::set<DeviceOrdinal> queued_;    // on which something is
   Contents contents_ = Contents::kNone;
-  Looking looking_ = Looking::kIdle;  // of the save
-  std::uint64_t began_ns_ = 0;        // the copies that are queued
+  ScanMode scan_mode_ = ScanMode::kIdle;  // of the save
+  std::uint64_t began_ns_ = 0;            // the copies that are queued
 
   mutable std::mutex mutex_;                                    // over statistics_
   BackupStatistics statistics_;                                 // but for what the supply counts

@@ -75,7 +75,7 @@ std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, cons
   for (const Item& item : items) {
     const std::size_t first = all.size();
     const auto found_here = std::span(found.pages).subspan(first, UnitsOf(item.bytes));
-    bool engine = looking_ == Looking::kBeside;
+    bool engine = scan_mode_ == ScanMode::kBeside;
     if (!engine && options_.dense <= 1) {
       Bytes nonzero = 0;
       for (const std::uint32_t pages : found_here) nonzero += SizeOf(pages);
@@ -148,18 +148,19 @@ void Backup::FreeKept() {
 
 // Whether the copy is not worth keeping: the contents are mostly zero, or less than a quarter of the last copy was unchanged.
 // One that others had to have back says nothing about that.
-bool Backup::Rests() {
+bool Backup::CopyIsOfLittleUse() {
   const BackupStatistics last = Statistics();
   const Bytes stored = last.bytes_saved + last.bytes_unchanged;
   const bool mostly_zero = 8 * stored < last.bytes_total;
-  if (resting_ == 0 && (mostly_zero || (had_copy_ && 4 * last.bytes_unchanged < stored))) resting_ = options_.rest;
-  return resting_ > 0 && resting_-- > 0;
+  if (pauses_without_copy_ == 0 && (mostly_zero || (had_copy_ && 4 * last.bytes_unchanged < stored)))
+    pauses_without_copy_ = options_.without_copy;
+  return pauses_without_copy_ > 0 && pauses_without_copy_-- > 0;
 }
 
-void Backup::Keep() {
+void Backup::RetainCopy() {
   if (!queued_.empty()) static_cast<void>(Finish());
   if (contents_ == Contents::kNone) return;
-  if (contents_ != Contents::kSaved || !queued_.empty() || Rests()) return ForgetAll();
+  if (contents_ != Contents::kSaved || !queued_.empty() || CopyIsOfLittleUse()) return ForgetAll();
   kept_ = std::exchange(saved_, {});
   for (auto& [key, kept] : kept_) {
     for (Unit& unit : kept.units) {
@@ -169,13 +170,13 @@ void Backup::Keep() {
     }
   }
   contents_ = Contents::kNone;
-  pinned_.Keep();
+  pinned_.Retain();
 }
 
 void Backup::Abandon(bool undisturbed) {
   if (contents_ == Contents::kNone) return;
   const Bytes pinned = Statistics().pinned_in_save;
-  if (undisturbed && contents_ == Contents::kSaved && pinned == 0) return Keep();
+  if (undisturbed && contents_ == Contents::kSaved && pinned == 0) return RetainCopy();
   ForgetAll();
   if (contents_ == Contents::kNone) supply_.GiveBack(pinned);
 }

@@ -1,28 +1,27 @@
 // Reasons to refuse a pause that only this session can see, once all members have come.
 #include <algorithm>
 
-#include "replay/cycle/coordinator.h"
+#include "replay/cycle/own_part.h"
 
 namespace amem {
 
-// A peer may have imported memory after the members were found and before this session's part of the round began.
-Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
-  const State& state = ledger_.state();
-  const auto& members = state.ScopeOf(pool_).cycle.members;
+Status AllNeighboursAreMembers(const State& state, PoolId pool, const std::string& again, SessionId* outsider) {
+  const auto& members = state.ScopeOf(pool).cycle.members;
   const auto outside = [&](SessionId session) {
     auto* const peer = FindIn(state.peers, session);
     return peer != nullptr && peer->connected && std::ranges::find(members, session) == members.end();
   };
   for (const auto& [id, a] : state.allocations) {
-    if (a.pool != pool_) continue;
+    if (a.pool != pool) continue;
     std::optional<SessionId> who;
     if (a.remote && outside(a.remote->owner)) who = a.remote->owner;
     for (const auto& [importer, count] : a.importers)
       if (outside(importer.by)) who = importer.by;
     if (who) {
       *outsider = *who;
-      return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(state.peers.at(*who).pid) +
-                                  ") began to share " + ToText(id) + " while the pause began; " + Again(CycleKind::kPause)};
+      auto* const peer = FindIn(state.peers, *who);
+      return {Code::kRefused, "pause refused: " + ToText(*who) + " (pid " + std::to_string(peer == nullptr ? 0 : peer->pid) +
+                                  ") began to share " + ToText(id) + " while the pause began; " + again};
     }
   }
   return {};
@@ -30,17 +29,16 @@ Status Coordinator::AllNeighboursAreMembers(SessionId* outsider) const {
 
 // An import that a network card or another library holds stays mapped; if its owner made the memory anew, the two would no
 // longer share it.
-Status Coordinator::ImportsCanLeave() const {
-  if (all_keep_) return {};
-  for (const auto& [id, a] : ledger_.state().allocations) {
-    if (a.own() || a.pool != pool_ || WhyKept(a) == KeepReason::kNone) continue;
+Status ImportsCanLeave(const State& state, PoolId pool, const std::string& again) {
+  for (const auto& [id, a] : state.allocations) {
+    if (a.own() || a.pool != pool || WhyKept(a) == KeepReason::kNone) continue;
     if (WhyKept(a) == KeepReason::kUnseen)
       return {Code::kRefused, "pause refused: while it began, this process began to keep all memory in place (" +
-                                  ledger_.state().kept_whole + "); " + Again(CycleKind::kPause)};
+                                  state.kept_whole + "); " + again};
     const bool held = WhyKept(a) == KeepReason::kHeld;
     if (!held && WhyKept(a) != KeepReason::kRegistered) continue;
     std::string by;
-    for (const std::string& library : LibrariesHolding(ledger_.state(), id)) by += (by.empty() ? "" : ", ") + library;
+    for (const std::string& library : LibrariesHolding(state, id)) by += (by.empty() ? "" : ", ") + library;
     return {Code::kRefused,
             "pause refused: " + ToText(id) + " (" + FormatBytes(a.bytes) + ") is imported from " + ToText(a.remote->owner) +
                 " and " +
@@ -53,8 +51,7 @@ Status Coordinator::ImportsCanLeave() const {
 }
 
 // The driver unbinds by device. In a process with several devices AMem cannot tell the device of memory that is not its own.
-Status Coordinator::MulticastsCanLeave() const {
-  const State& state = ledger_.state();
+Status MulticastsCanLeave(const State& state) {
   for (const auto& [id, multicast] : state.multicasts) {
     auto* const object = FindIn(state.allocations, id);
     if (object == nullptr || !object->rebuilt()) continue;
@@ -66,25 +63,6 @@ Status Coordinator::MulticastsCanLeave() const {
     }
   }
   return {};
-}
-
-Status Coordinator::CanBegin() {
-  SessionId outsider;
-  const auto check = [&]() -> Status {
-    if (!TryLedger()) return NoLedger();
-    const LedgerLock lock(ledger_, std::adopt_lock);
-    outsider = {};
-    AMEM_TRY(AllNeighboursAreMembers(&outsider));
-    AMEM_TRY(ImportsCanLeave());
-    return pool_ ? Status{} : MulticastsCanLeave();
-  };
-  Status can = check();
-  // A member may have died before this session's journal knew of it; the members were then found without that one.
-  for (SessionId awaited; outsider && outsider != awaited && peers_.AwaitLoss(outsider, kLossPatience);) {
-    awaited = outsider;
-    can = check();
-  }
-  return can;
 }
 
 }  // namespace amem

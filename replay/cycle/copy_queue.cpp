@@ -40,21 +40,15 @@ Status CopyQueue::BeginPhase(PhaseKind phase) {
   return backup_.Queued() || !restoring_.empty() ? Finish() : DropScratch();
 }
 
-// A driver call of another thread may hold it, and hang.
-bool CopyQueue::TryLedger() {
-  constexpr std::chrono::milliseconds kLeast{100};
-  return ledger_.TryLockFor(std::max(LeftUntil(until_), kLeast));
-}
-
 Status CopyQueue::Begin(std::span<const Step> contents) {
   const auto items = MapForCopies(contents);
   if (!items.ok() || items->empty()) return items.status();
-  return contents.front().kind == StepKind::kRestore ? backup_.Restore(*items) : backup_.Save(*items, looking_);
+  return contents.front().kind == StepKind::kRestore ? backup_.Restore(*items) : backup_.Save(*items, scan_mode_);
 }
 
 Result<std::vector<Backup::Item>> CopyQueue::MapForCopies(std::span<const Step> contents) {
   std::vector<Backup::Item> items;
-  if (!TryLedger()) return NoLedger();
+  if (!ledger_.TryLockUntil(until_)) return NoLedger();
   const LedgerLock lock(ledger_, std::adopt_lock);
   parts_.clear();
   for (const Step& step : contents) {
@@ -125,7 +119,7 @@ Result<Address> CopyQueue::MapScratch(const Step& step) {
 Status CopyQueue::Await(const Step& step) {
   std::vector<AllocationId> allocations{step.allocation};
   {
-    if (!TryLedger()) return NoLedger();
+    if (!ledger_.TryLockUntil(until_)) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     auto* const own = ledger_.Find(step.allocation);
     if (own != nullptr && own->pool && !backup_.Has(step.allocation)) {

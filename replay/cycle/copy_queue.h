@@ -23,7 +23,7 @@ class CopyQueue {
     until_ = until;
     backup_.SetUntil(until);
   }
-  void SetLooking(Backup::Looking looking) { looking_ = looking; }  // of later saves
+  void SetScanMode(ScanMode mode) { scan_mode_ = mode; }  // of later saves
   // First waits for copies that a failure left behind, which belong neither to this phase nor to the one before.
   Status BeginPhase(PhaseKind phase);
   // Begins to copy what these steps will wait for: only saves, or only restores. Skips allocations that no longer exist,
@@ -42,7 +42,6 @@ class CopyQueue {
     Bytes bytes = 0;
     bool mapped = false;
   };
-  [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
   [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
   Result<std::vector<Backup::Item>> MapForCopies(std::span<const Step> contents);
   Status MapForCopy(const Step& step, std::vector<Backup::Item>& items) REQUIRES(ledger_);
@@ -55,7 +54,7 @@ class CopyQueue {
   Driver& driver_;
   Backup& backup_;
   Deadline until_;
-  Backup::Looking looking_ = Backup::Looking::kIdle;
+  ScanMode scan_mode_ = ScanMode::kIdle;
   std::set<AllocationId> restoring_;                                        // copies begun and not finished
   std::map<PoolId, std::map<AllocationId, std::vector<ByteRange>>> parts_;  // of pools' chunks, while Begin runs
   std::map<AllocationId, Scratch> scratch_;                                 // mappings made for copies, until Finish

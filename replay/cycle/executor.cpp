@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "journal/base/no_memory.h"
+#include "statemachine/check.h"
 
 namespace amem {
 
@@ -27,33 +28,30 @@ static bool OnlyWaits(StepKind kind) {
 
 constexpr std::size_t kBatchesComing = 6;  // asked for and not yet imported
 
-bool Executor::TryLedger() {
-  constexpr std::chrono::milliseconds kLeast{100};
-  return ledger_.TryLockFor(std::max(LeftUntil(until_), kLeast));
+Executor::PhaseRun::PhaseRun(Executor& executor, const PlannedPhase& phase, const std::function<bool()>& overtaken)
+    : planned(phase),
+      is_overtaken(overtaken),
+      imports(executor.peers_, phase.imports, executor.ledger_.state(), executor.until_) {
+  const auto last = std::ranges::find_if(phase.steps.rbegin(), phase.steps.rend(), AwaitsCopy);
+  if (last != phase.steps.rend()) last_copy = &*last;
 }
 
 Status Executor::Run(const PlannedPhase& phase, const std::function<bool()>& is_overtaken) {
   {
-    if (!TryLedger()) return NoLedger();
+    if (!ledger_.TryLockUntil(until_)) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     ledger_.Record(PhaseBegun{phase.phase, pool_});
-    imports_.emplace(peers_, phase.imports, ledger_.state(), until_);
+    phase_.emplace(*this, phase, is_overtaken);
   }
-  planned_copies_ = &phase.copies;
-  copies_begun_ = 0;
-  const auto last = std::ranges::find_if(phase.steps.rbegin(), phase.steps.rend(), AwaitsCopy);
-  last_copy_ = last == phase.steps.rend() ? nullptr : &*last;
   const PhaseEnd end{*this};  // also where the system gives no memory
   Status status = copies_.BeginPhase(phase.phase);
-  is_overtaken_ = &is_overtaken;
   if (status.ok()) status = RunSteps(phase);
   return status;
 }
 
 Executor::PhaseEnd::~PhaseEnd() {
-  executor.is_overtaken_ = nullptr;
   executor.performer_.EndPhase();
-  executor.imports_.reset();
+  executor.phase_.reset();
 }
 
 Status Executor::CompareRestored(const Plan& resume) {
@@ -70,24 +68,25 @@ Status Executor::RunSteps(const PlannedPhase& phase) {
       status = {Code::kRefused, "the others have ended this phase without this rank"};
       break;
     }
-    if (step->kind == StepKind::kImport) status = imports_->Await(step->allocation);
+    if (step->kind == StepKind::kImport) status = phase_->imports.Await(step->allocation);
     status = status.ok() ? RunOne(*step) : FailUnbegun(*step, std::move(status));
   }
-  if (last_copy_ == nullptr || !copies_.Queued()) return status;
+  const Step* const last_copy = phase_->last_copy;
+  if (last_copy == nullptr || !copies_.Queued()) return status;
   // A step failed, or the allocation of the last one has vanished.
   Status finished = copies_.Finish();
   if (!status.ok() || finished.ok()) return status;
-  return FailUnbegun(*last_copy_, std::move(finished));
+  return FailUnbegun(*last_copy, std::move(finished));
 }
 
 Status Executor::RunOne(const Step& step) {
   Result<StepTarget> target = Status{Code::kInvalid, "not known yet"};
   const auto perform = [&] { return OrNoMemory([&] { return performer_.Perform(step, *target); }); };
   {
-    if (!TryLedger()) return NoLedger();
+    if (!ledger_.TryLockUntil(until_)) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     if (!Exists(step)) return {};
-    if (unended_) static_cast<void>(Fail(*std::exchange(unended_, std::nullopt), NoLedger()));
+    if (cycle_.unended) static_cast<void>(Fail(*std::exchange(cycle_.unended, std::nullopt), NoLedger()));
     ledger_.Record(StepBegun{step, pool_});
     target = OrNoMemory([&] { return performer_.TargetOf(step); });
     if (!target.ok()) return Fail(step, target.status());
@@ -96,8 +95,8 @@ Status Executor::RunOne(const Step& step) {
   const auto handle = perform();
   if (!OnlyWaits(step.kind)) {
     ledger_.lock();
-  } else if (!TryLedger()) {
-    unended_ = step;
+  } else if (!ledger_.TryLockUntil(until_)) {
+    cycle_.unended = step;
     return NoLedger();
   }
   const LedgerLock lock(ledger_, std::adopt_lock);
@@ -107,7 +106,7 @@ Status Executor::RunOne(const Step& step) {
 Status Executor::EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) {
   if (!handle.ok()) return Fail(step, handle.status());
   if (!Exists(step)) return GiveBack(step, *handle);
-  for (const Network::Kept& kept : std::exchange(kept_, {}))
+  for (const Network::Kept& kept : std::exchange(phase_->kept, {}))
     if (ledger_.state().regions.contains(kept.region)) ledger_.Record(RegionKept{kept.region, kept.why});
   NoteHandle(step, target, *handle);
   ledger_.Record(StepDone{step, pool_});
@@ -116,24 +115,25 @@ Status Executor::EndOne(const Step& step, const StepTarget& target, const Result
 }
 
 Result<SharedAllocation> Executor::Shared(const Step& import) {
-  auto shared = imports_->Take(import.allocation);
-  if (shared.ok()) imported_ = shared->incarnation;
+  auto shared = phase_->imports.Take(import.allocation);
+  if (shared.ok()) phase_->imported = shared->incarnation;
   return shared;
 }
 
 void Executor::NoteHandle(const Step& step, const StepTarget& target, DriverHandle handle) {
   if (handle) ledger_.SetHandle(step.allocation, handle);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
-  if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) renewed_.erase(step.allocation);
+  if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) cycle_.renewed.erase(step.allocation);
   if (step.kind == StepKind::kAddDevice) ledger_.DeviceAdded(step.allocation, step.device);
   if (!handle || (!target.multicast && !target.stands_in)) return;
   const Ledger::Rebuilt& before = ledger_.RebuiltAs(step.allocation);
   const bool own = step.kind == StepKind::kCreate;
-  if (!own && imported_.number == before.number) return;  // its owner kept it
+  const Incarnation& imported = phase_->imported;
+  if (!own && imported.number == before.number) return;  // its owner kept it
   Ledger::Rebuilt now{before.number + 1, target.stands_in, {}};
-  if (!own) now = {imported_.number, imported_.stands_in ? std::optional(step.device) : std::nullopt, {}};
+  if (!own) now = {imported.number, imported.stands_in ? std::optional(step.device) : std::nullopt, {}};
   auto* const multicast_now = FindIn(ledger_.state().multicasts, step.allocation);
-  if (!now.stands_in) renewed_.insert(step.allocation);
+  if (!now.stands_in) cycle_.renewed.insert(step.allocation);
   if (multicast_now != nullptr && !now.stands_in) now.lacks = {multicast_now->added.begin(), multicast_now->added.end()};
   ledger_.SetRebuilt(step.allocation, std::move(now));
 }
@@ -149,24 +149,28 @@ void Executor::ForgetBindings(AllocationId multicast) {
 }
 
 Status Executor::Copy(const Step& step) {
-  if (!AwaitsCopy(step)) return copies_.Begin(planned_copies_->at(copies_begun_++));
+  if (!AwaitsCopy(step)) {
+    const auto& copies = phase_->planned.copies;
+    AMEM_CHECK(phase_->copies_begun < copies.size(), step.allocation);
+    return copies_.Begin(copies[phase_->copies_begun++]);
+  }
   AMEM_TRY(copies_.Await(step));
-  return &step == last_copy_ ? copies_.Finish() : Status{};
+  return &step == phase_->last_copy ? copies_.Finish() : Status{};
 }
 
 // What cannot be drained or deregistered stays, and the pause goes on without it. What undoes a resume has only memory that the
 // pause had taken, so it fails.
 Status Executor::OnNetwork(const Step& step) {
-  kept_.clear();
+  phase_->kept.clear();
   if (network_ == nullptr) return {Code::kInvalid, "there is no network card"};
   if (step.kind == StepKind::kRegister) return network_->Register(step.region);
   if (step.kind == StepKind::kDrain) {
-    AMEM_ASSIGN(kept_, Drain());
+    AMEM_ASSIGN(phase_->kept, Drain());
   } else if (Status gone = network_->Deregister(step.region); !gone.ok()) {
-    if (!TryLedger()) return NoLedger();
+    if (!ledger_.TryLockUntil(until_)) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     if (ledger_.state().lifecycle != Lifecycle::kPausing) return gone;
-    kept_.push_back({step.region, gone.message()});
+    phase_->kept.push_back({step.region, gone.message()});
   }
   return {};
 }
@@ -174,14 +178,14 @@ Status Executor::OnNetwork(const Step& step) {
 Result<std::vector<Network::Kept>> Executor::Drain() {
   std::vector<RegionId> regions;
   {
-    if (!TryLedger()) return NoLedger();
+    if (!ledger_.TryLockUntil(until_)) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     for (const auto& [id, region] : ledger_.state().regions)
       if (region.present && region.kept.empty()) regions.push_back(id);
   }
   // What is under way when all GPUs are idle ends soon, or waits for something else.
   constexpr std::chrono::milliseconds kMost{2000};
-  if (hosts_idle_) return network_->Drain(regions, In(std::min(LeftUntil(until_) / 4, kMost)));
+  if (cycle_.hosts_idle) return network_->Drain(regions, In(std::min(LeftUntil(until_) / 4, kMost)));
   std::vector<Network::Kept> kept;
   for (const RegionId id : regions)
     kept.push_back({id, "the call does not say that the GPUs of all hosts are idle (AMEM_HOSTS_IDLE)"});
@@ -240,7 +244,7 @@ std::vector<MemoryHolder> Executor::HoldersOf(std::optional<DeviceOrdinal> devic
 
 // The journal names the step although none of its calls was made.
 Status Executor::FailUnbegun(const Step& step, Status why) {
-  if (!TryLedger()) return why;
+  if (!ledger_.TryLockUntil(until_)) return why;
   const LedgerLock lock(ledger_, std::adopt_lock);
   ledger_.Record(StepBegun{step, pool_});
   return Fail(step, std::move(why));

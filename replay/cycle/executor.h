@@ -69,13 +69,11 @@ class Executor final : private StepSide {
   // After a resume by that plan, before anybody uses the memory: compares all contents with what was saved. kBroken: they
   // differ.
   Status CompareRestored(const Plan& resume);
-  // `hosts_idle`: as Manner.
-  void BeginCycle(Deadline until, Backup::Looking looking = Backup::Looking::kIdle, bool hosts_idle = false) {
-    hosts_idle_ = hosts_idle;
-    renewed_.clear();
-    unended_.reset();
+  // `hosts_idle`: as CycleOptions.
+  void BeginCycle(Deadline until, ScanMode mode = ScanMode::kIdle, bool hosts_idle = false) {
+    cycle_ = {.hosts_idle = hosts_idle, .unended = {}, .renewed = {}};
     SetUntil(until);
-    copies_.SetLooking(looking);
+    copies_.SetScanMode(mode);
   }
   // Waits for copies that a failed save has left under way, and removes what was made for them.
   Status EndCopies() { return copies_.BeginPhase(PhaseKind::kResumeCreateOwn); }
@@ -85,9 +83,9 @@ class Executor final : private StepSide {
     copies_.SetUntil(until);
   }
   [[nodiscard]] Deadline until() const override { return until_; }
-  [[nodiscard]] bool IsOvertaken() const override { return is_overtaken_ != nullptr && *is_overtaken_ && (*is_overtaken_)(); }
+  [[nodiscard]] bool IsOvertaken() const override { return phase_ && phase_->is_overtaken && phase_->is_overtaken(); }
   // Whether this session made or imported new multicast objects in this cycle.
-  [[nodiscard]] bool HasRenewedMulticasts() const { return !renewed_.empty(); }
+  [[nodiscard]] bool HasRenewedMulticasts() const { return !cycle_.renewed.empty(); }
 
  private:
   [[nodiscard]] const State& state() const override {
@@ -98,7 +96,7 @@ class Executor final : private StepSide {
     ledger_.AssertHeld();
     return ledger_.HandleOf(allocation);
   }
-  [[nodiscard]] std::optional<DeviceOrdinal> StandsIn(AllocationId allocation) const override {
+  [[nodiscard]] std::optional<DeviceOrdinal> SubstituteOf(AllocationId allocation) const override {
     ledger_.AssertHeld();
     return ledger_.RebuiltAs(allocation).stands_in;
   }
@@ -111,9 +109,20 @@ class Executor final : private StepSide {
   Status OnNetwork(const Step& step) override;
   Result<std::vector<Network::Kept>> Drain();
 
-  // Fails if another thread holds the ledger for too long, inside a hanging driver call.
-  [[nodiscard]] bool TryLedger() TRY_ACQUIRE(true, ledger_);
+  // Another thread has held the ledger for too long, inside a hanging driver call.
   [[nodiscard]] Status NoLedger() const { return {Code::kDriver, ledger_.Held().message(), cuda::kTimeout}; }
+  // One phase while it runs.
+  struct PhaseRun {
+    PhaseRun(Executor& executor, const PlannedPhase& phase, const std::function<bool()>& overtaken) REQUIRES(executor.ledger_);
+
+    const PlannedPhase& planned;
+    const std::function<bool()>& is_overtaken;
+    ImportQueue imports;
+    std::size_t copies_begun = 0;       // of the phase's copies
+    const Step* last_copy = nullptr;    // waits for all copies, not only for its own
+    std::vector<Network::Kept> kept{};  // by the step that runs
+    Incarnation imported{};             // by the last import
+  };
   struct PhaseEnd {
     Executor& executor;
     ~PhaseEnd();
@@ -137,22 +146,16 @@ class Executor final : private StepSide {
   Peers& peers_;
   const PoolId pool_;
   Network* const network_;
-  bool hosts_idle_ = false;
-  std::optional<Step> unended_;  // begun, and not recorded as done or failed, because the ledger could not be had in time
   Deadline until_ = Deadline::max();
   CopyQueue copies_;
   StepPerformer performer_;
-  // multicast objects made or imported in this cycle; ordinary memory that stands in for one is not listed
-  std::set<AllocationId> renewed_;
-
-  // Of the current phase:
-  std::optional<ImportQueue> imports_;
-  const std::function<bool()>* is_overtaken_ = nullptr;
-  const std::vector<std::vector<Step>>* planned_copies_ = nullptr;
-  std::size_t copies_begun_ = 0;     // how many of the phase's copies have begun
-  std::vector<Network::Kept> kept_;  // by the step that runs
-  Incarnation imported_;             // by the last import
-  const Step* last_copy_ = nullptr;  // waits for all copies, not only for its own
+  struct {  // since BeginCycle
+    bool hosts_idle = false;
+    std::optional<Step> unended;  // begun, and not recorded as done or failed, because the ledger could not be had in time
+    // multicast objects made or imported; ordinary memory that stands in for one is not listed
+    std::set<AllocationId> renewed;
+  } cycle_;
+  std::optional<PhaseRun> phase_;  // that runs
 };
 
 }  // namespace amem

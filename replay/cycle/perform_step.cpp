@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "statemachine/apply.h"
+#include "statemachine/check.h"
 #include "statemachine/plan.h"
 
 namespace amem {
@@ -25,11 +26,10 @@ Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
     target.properties = it->properties;
     target.flags = it->flags;
     if (step.kind != StepKind::kCreate)
-      target.stands_in = side_.StandsIn(step.allocation);
+      target.stands_in = side_.SubstituteOf(step.allocation);
     else if (state.StandsIn(step.allocation, *it))
       target.stands_in = step.device;
-    target.multicast = it->rebuilt();
-    if (target.multicast) FindBinding(step, target);
+    if (it->rebuilt()) target.multicast = MulticastOf(step);
   }
   if (step.address && !step.region) {
     target.address = side_.Here(step.address);
@@ -40,20 +40,22 @@ Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
   return target;
 }
 
-void StepPerformer::FindBinding(const Step& step, StepTarget& target) const {
+MulticastTarget StepPerformer::MulticastOf(const Step& step) const {
+  MulticastTarget target;
   const State& state = side_.state();
   auto* const object = FindIn(state.multicasts, step.allocation);
-  if (object == nullptr) return;
+  if (object == nullptr) return target;
   target.devices = object->devices;
   target.lacks_device = step.kind == StepKind::kAddDevice && side_.Lacks(step.allocation, step.device);
-  if (step.kind != StepKind::kBind || !object->bindings.contains(step.offset)) return;
+  if (step.kind != StepKind::kBind || !object->bindings.contains(step.offset)) return target;
   for (const auto& [offset, b] : object->bindings)
     if (offset == step.offset && b.device == step.device) target.binding = b;
   auto* const memory = FindIn(state.allocations, target.binding.allocation);
-  if (target.binding.address || memory == nullptr) return;
+  if (target.binding.address || memory == nullptr) return target;
   const Allocation& a = *memory;
   target.bound = side_.HandleOf(a.placed() ? a.slab : target.binding.allocation);
   target.bound_offset = target.binding.allocation_offset + (a.placed() ? a.offset : 0);
+  return target;
 }
 
 Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& target) {
@@ -82,7 +84,7 @@ Result<DriverHandle> StepPerformer::Perform(const Step& step, const StepTarget& 
     case StepKind::kAddDevice:
       // An owner that did not release its object hands out the same one, which has this session's devices already. Memory that
       // stands in for an object has no devices.
-      if (!target.lacks_device || target.stands_in) return DriverHandle{};
+      if (!target.multicast || !target.multicast->lacks_device || target.stands_in) return DriverHandle{};
       return WithoutHandle(driver_.AddDevice(target.handle, step.device));
     case StepKind::kBind:
       return WithoutHandle(Bind(step, target));
@@ -116,22 +118,24 @@ Status CheckFreeMemory(Driver& driver, DeviceOrdinal device, Bytes needed, std::
 }
 
 Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& target) {
-  const bool own_object = target.multicast && target.devices > 0;
+  const bool own_object = target.multicast && target.multicast->devices > 0;
   if (target.stands_in && own_object)  // importers get the piece too, and an imported one could not be exported
     return driver_.Create(StandInPiece(step.bytes), PropertiesOn(step.device), 0);
-  if (target.stands_in) return StandIn(step);
+  if (target.stands_in) return CreateSubstitute(step);
   if (!target.multicast) return driver_.Create(target.bytes, target.properties, target.flags);
-  return driver_.CreateMulticast({target.bytes, target.devices, target.properties.handle_types, target.flags});
+  return driver_.CreateMulticast({target.bytes, target.multicast->devices, target.properties.handle_types, target.flags});
 }
 
 Status StepPerformer::Bind(const Step& step, const StepTarget& target) {
-  if (target.binding.address)
-    return driver_.BindAddress(target.handle, step.offset, side_.Here(target.binding.address), step.bytes);
-  return driver_.BindMemory(target.handle, step.offset, target.bound, target.bound_offset, step.bytes);
+  AMEM_CHECK(target.multicast.has_value(), step.allocation);
+  const MulticastTarget& object = *target.multicast;
+  if (object.binding.address)
+    return driver_.BindAddress(target.handle, step.offset, side_.Here(object.binding.address), step.bytes);
+  return driver_.BindMemory(target.handle, step.offset, object.bound, object.bound_offset, step.bytes);
 }
 
 // Nobody can expect contents of memory that stands in for a lost owner's, so a small piece is mapped repeatedly.
-Result<DriverHandle> StepPerformer::StandIn(const Step& step) {
+Result<DriverHandle> StepPerformer::CreateSubstitute(const Step& step) {
   const Bytes bytes = StandInPiece(step.bytes);
   UniqueFd& shared = pieces_[{step.device, bytes}];
   if (shared) return driver_.Import(shared);

@@ -21,7 +21,7 @@ class StepSide {
   [[nodiscard]] virtual const State& state() const = 0;
   [[nodiscard]] virtual DriverHandle HandleOf(AllocationId allocation) const = 0;  // zero: none
   // The device whose memory stands in for an allocation; nothing: it is itself.
-  [[nodiscard]] virtual std::optional<DeviceOrdinal> StandsIn(AllocationId allocation) const = 0;
+  [[nodiscard]] virtual std::optional<DeviceOrdinal> SubstituteOf(AllocationId allocation) const = 0;
   // Where a recorded address lies on this driver.
   [[nodiscard]] virtual Address Here(Address recorded) const { return recorded; }
   // What an import's owner hands out: the descriptor, and which version of a multicast object it is.
@@ -43,6 +43,15 @@ class StepSide {
 // kOutOfMemory: a device has less than `needed` free; says who holds memory there, and ends with what to do `then`.
 Status CheckFreeMemory(Driver& driver, DeviceOrdinal device, Bytes needed, std::string_view then);
 
+// What a step needs to know of a multicast object.
+struct MulticastTarget {
+  std::uint32_t devices = 0;  // that it is for; zero: it is another session's
+  bool lacks_device = false;  // kAddDevice: the device is not added yet
+  MulticastBinding binding;   // kBind
+  DriverHandle bound;         // the memory to bind, and its offset in the handle
+  Bytes bound_offset = 0;
+};
+
 // What a step works on, as it was when the step began.
 struct StepTarget {
   std::string tag;  // the step's pool; empty: NCCL's
@@ -55,12 +64,7 @@ struct StepTarget {
   // Memory of that device stands in for a lost owner's, or for an object that lost a member; once kCreate has made it, if it
   // is that step.
   std::optional<DeviceOrdinal> stands_in;
-  bool multicast = false;  // a multicast object; for this many devices
-  std::uint32_t devices = 0;
-  bool lacks_device = false;  // kAddDevice: the device is not added yet
-  MulticastBinding binding;   // kBind
-  DriverHandle bound;         // the memory to bind, and its offset in the handle
-  Bytes bound_offset = 0;
+  std::optional<MulticastTarget> multicast;  // it is a multicast object, or an import of one
 };
 
 // Maps the piece that stands in for an allocation of `whole` bytes over and over, or not at all.
@@ -80,10 +84,10 @@ class StepPerformer {
   void EndPhase() { pieces_.clear(); }
 
  private:
-  void FindBinding(const Step& step, StepTarget& target) const;
+  [[nodiscard]] MulticastTarget MulticastOf(const Step& step) const;
   Result<DriverHandle> Create(const Step& step, const StepTarget& target);
   Status Bind(const Step& step, const StepTarget& target);
-  Result<DriverHandle> StandIn(const Step& step);
+  Result<DriverHandle> CreateSubstitute(const Step& step);
   Status Map(const StepTarget& target);
   Status SetAccess(const StepTarget& target);
   Status Verify() const;

@@ -44,7 +44,7 @@ PinnedSupply::PinnedSupply(Copier& copier, Options options)
       options_(WithKey(std::move(options))),
       claims_(options_.claims, [this] { return copier_.HostMemory(); }),
       pages_(copier, options_.chunk, options_.prepare_threads,
-             {[this] { return ClaimPiece().ok(); }, [this] { claims_.Settle(options_.chunk); }}) {}
+             {[this] { return ClaimPiece().ok(); }, [this] { claims_.EndClaim(options_.chunk); }}) {}
 
 PinnedSupply::~PinnedSupply() {
   if (fork_.InChild()) {  // the driver's memory does not survive a fork
@@ -106,7 +106,7 @@ Result<std::unique_ptr<PinnedBuffer>> PinnedSupply::Pin(std::unique_ptr<HostPage
   const bool populated = pages != nullptr;
   if (!populated) AMEM_TRY(ClaimPiece());
   auto buffer = OrNoMemory([&] { return copier_.Pin(std::move(pages), options_.chunk); });
-  if (!populated) claims_.Settle(options_.chunk);  // also of what was not had: others would count it for ever
+  if (!populated) claims_.EndClaim(options_.chunk);  // also of what was not had: others would count it for ever
   return buffer;
 }
 
@@ -115,7 +115,7 @@ void PinnedSupply::Unpromise(Bytes bytes) {
   const std::lock_guard lock(mutex_);
   promised_ -= bytes;
   const Bytes needed = std::min(reserved_, Missing(promised_));
-  claims_.Settle(std::exchange(reserved_, needed) - needed);
+  claims_.EndClaim(std::exchange(reserved_, needed) - needed);
   WantPages();
 }
 
@@ -166,7 +166,7 @@ void PinnedSupply::Give(Buffers buffers) {
   std::ranges::move(buffers, std::back_inserter(idle_));
 }
 
-void PinnedSupply::Keep(const PinnedMemory& owner, Buffers buffers) {
+void PinnedSupply::Retain(const PinnedMemory& owner, Buffers buffers) {
   const std::lock_guard lock(mutex_);
   kept_.push_back({&owner, std::move(buffers)});
 }
@@ -246,7 +246,7 @@ void PinnedSupply::PinInBackground() {
   std::chrono::steady_clock::time_point turn;
   std::unique_lock lock(mutex_);
   while (statistics_.pinned_bytes < target_) {
-    if (resting_ > 0) {
+    if (suspended_ > 0) {
       changed_->wait(lock);
       continue;
     }
@@ -274,7 +274,7 @@ void PinnedSupply::PinInBackground() {
 // Returns at once if preparing is to stop or rest: the caller that asked for it may need the buffer that is being pinned.
 void PinnedSupply::AwaitQuiet(std::chrono::steady_clock::time_point not_before) {
   std::unique_lock lock(mutex_);
-  while (resting_ == 0 && target_ > 0) {
+  while (suspended_ == 0 && target_ > 0) {
     const auto busy = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed)));
     const auto quiet = std::max(std::max(asked_, busy) + options_.quiet, not_before);
     if (std::chrono::steady_clock::now() >= quiet) return;
@@ -282,10 +282,10 @@ void PinnedSupply::AwaitQuiet(std::chrono::steady_clock::time_point not_before) 
   }
 }
 
-void PinnedSupply::Rest(bool resting) {
+void PinnedSupply::SuspendPinning(bool suspended) {
   if (fork_.InChild()) return;
   const std::lock_guard lock(mutex_);
-  resting_ += resting ? 1 : -1;
+  suspended_ += suspended ? 1 : -1;
   changed_->notify_all();
 }
 
@@ -361,7 +361,7 @@ PinnedMemory::~PinnedMemory() {
     Forget(buffers_);
   } else {
     TakeBack();
-    Rest(false);
+    SuspendPinning(false);
   }
 }
 
@@ -429,10 +429,10 @@ void PinnedMemory::TakeBack() {
   filled_ = used_bytes_ = held_bytes_ = 0;
 }
 
-void PinnedMemory::Keep() {
+void PinnedMemory::Retain() {
   Unpromise();
   if (used_bytes_ == 0) return TakeBack();
-  supply_.Keep(*this, std::exchange(buffers_, {}));
+  supply_.Retain(*this, std::exchange(buffers_, {}));
   held_bytes_ = 0;
 }
 
@@ -458,8 +458,8 @@ PinnedMemory::Piece PinnedMemory::PieceAt(Bytes at, Bytes most) const {
   return {buffers_[at / supply_.chunk()]->data() + past, std::min(most, supply_.chunk() - past), past > 0};
 }
 
-void PinnedMemory::Rest(bool resting) {
-  if (std::exchange(resting_, resting) != resting) supply_.Rest(resting);
+void PinnedMemory::SuspendPinning(bool suspended) {
+  if (std::exchange(suspended_, suspended) != suspended) supply_.SuspendPinning(suspended);
 }
 
 }  // namespace amem

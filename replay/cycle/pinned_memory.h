@@ -57,7 +57,7 @@ class PinnedMemory;
 // Buffers stay pinned between cycles, and a thread pins them ahead. Thread-safe; must outlive the backups.
 //
 // Between its cycles a backup may leave the buffers of contents that are back where they are, because the contents may be the
-// same at the next pause (Keep). They stay part of the supply. When no buffer is idle, they serve another backup, before more
+// same at the next pause (Retain). They stay part of the supply. When no buffer is idle, they serve another backup, before more
 // is pinned than was wanted for all scopes, and before anything fails because the host is short; those first that were kept for
 // longest.
 class PinnedSupply : NoCopies {
@@ -92,7 +92,7 @@ class PinnedSupply : NoCopies {
   Result<Taken> Take(Deadline until);  // an idle buffer, one pinned now, or a kept one
   void Give(Buffers buffers);
   // Reclaim returns the buffers in their order, and null in place of those that serve others by now.
-  void Keep(const PinnedMemory& owner, Buffers buffers);
+  void Retain(const PinnedMemory& owner, Buffers buffers);
   Buffers Reclaim(const PinnedMemory& owner);
   [[nodiscard]] Bytes KeptFor(const PinnedMemory& owner) const;
   // So much more, or less, will be taken soon. All of it is checked before any is pinned: what is not idle is claimed from the
@@ -106,7 +106,7 @@ class PinnedSupply : NoCopies {
   void Want(PoolId scope, Bytes bytes);
   // the program calls the driver, so the thread waits
   void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }
-  void Rest(bool resting);  // the thread pins nothing until each true has had its false
+  void SuspendPinning(bool suspended);  // the thread pins nothing until each true has had its false
   // Waits some 10 ms for the piece that is being pinned. False: the driver did not return.
   bool StopPreparing();
   // Frees idle buffers that are not promised, then kept ones, until `keep` is left, and stops preparing. CUDA waits for all
@@ -159,7 +159,7 @@ class PinnedSupply : NoCopies {
   std::atomic<std::uint64_t> unpin_ns_ = 5'000'000;  // that a buffer takes, as the last one did
   Bytes target_ = 0;                                 // of preparing
   std::chrono::steady_clock::time_point asked_;
-  int resting_ = 0;
+  int suspended_ = 0;
   bool pinning_ = false;    // the thread is inside the driver
   bool preparing_ = false;  // the thread has not reached its end
   PageSupply pages_;        // destroyed first
@@ -188,11 +188,11 @@ class PinnedMemory : NoCopies {
   Result<Room> Take(Bytes bytes, Deadline until);
   void Free(Bytes at, Bytes bytes);                               // a room, or the end of one; a buffer without rooms goes back
   void TakeBack();                                                // all rooms at once
-  void Keep();                                                    // the rooms stay until others need their memory
+  void Retain();                                                  // the rooms stay until others need their memory
   void Reclaim();                                                 // before the next Take
   [[nodiscard]] bool Has(Bytes at, Bytes bytes) const;            // nobody else needed any of it
   [[nodiscard]] Piece PieceAt(Bytes at, Bytes most) const;        // the part of it that lies in one buffer
-  void Rest(bool resting);                                        // the supply's thread rests, because copies are queued
+  void SuspendPinning(bool suspended);                            // the supply's thread rests, because copies are queued
   [[nodiscard]] Bytes held_bytes() const { return held_bytes_; }  // without what is kept
   [[nodiscard]] Bytes kept_bytes() const { return supply_.KeptFor(*this); }
   [[nodiscard]] Bytes used_bytes() const { return used_bytes_; }  // of all rooms
@@ -206,7 +206,7 @@ class PinnedMemory : NoCopies {
   Bytes promised_ = 0;
   Bytes used_bytes_ = 0;
   std::atomic<Bytes> held_bytes_ = 0;
-  bool resting_ = false;
+  bool suspended_ = false;
 };
 
 }  // namespace amem

@@ -8,13 +8,12 @@
 
 #include "journal/base/no_memory.h"
 #include "replay/cycle/ballot_shown.h"
+#include "replay/cycle/cycle_journal.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/assembly.h"
 #include "replay/peers/late.h"
 
 namespace amem {
-
-constexpr std::chrono::milliseconds kToJournal{100};  // to wait for the ledger, which a hanging driver call may hold
 
 // What a member journals of the others.
 class Sightings {
@@ -61,7 +60,7 @@ class Sightings {
 
  private:
   void Record(EventBody fact) {
-    if (!ledger_.TryLockFor(kToJournal)) return;
+    if (!ledger_.TryLockFor(kToRecord)) return;
     const LedgerLock lock(ledger_, std::adopt_lock);
     ledger_.Record(std::move(fact));
   }

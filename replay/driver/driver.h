@@ -130,7 +130,7 @@ class Copier {
   virtual Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key,
                                       Deadline until) = 0;
   // Whether FindNonZero can look at once: it has loaded its kernels.
-  [[nodiscard]] virtual bool CanLook(DeviceOrdinal device) = 0;
+  [[nodiscard]] virtual bool CanScanNow(DeviceOrdinal device) = 0;
   virtual Status Gather(DeviceOrdinal device, std::span<const Extent> extents);   // to the host
   virtual Status Scatter(DeviceOrdinal device, std::span<const Extent> extents);  // the reverse
   virtual Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents);
@@ -145,7 +145,7 @@ class Copier {
   // What is queued on the device from now on begins when all that `moment` stands for is done.
   virtual Status Follow(DeviceOrdinal device, const StreamMoment& moment) = 0;
   // What is submitted to the stream from now on begins when all is done that is queued on the device so far.
-  virtual Status Lead(DeviceOrdinal device, void* stream, Deadline until) = 0;
+  virtual Status MakeStreamWaitForCopies(DeviceOrdinal device, void* stream, Deadline until) = 0;
 };
 
 class Driver : public Copier {

@@ -119,7 +119,7 @@ struct HostClaims::Place {
     return pid <= 0 || LifeOf({static_cast<pid_t>(pid), start_ticks, pid_namespace}).HasEnded();
   }
   // A process in another pid namespace cannot be looked at. Its claim ages, and it renews the claim with each piece.
-  [[nodiscard]] bool Stands() const {
+  [[nodiscard]] bool InForce() const {
     constexpr std::uint64_t kUnseen = 60'000'000'000;
     if (const std::uint64_t here = PidNamespace(); here == 0 || pid_namespace == here) return !IsFree();
     const std::uint64_t now = MonotonicNs();
@@ -189,7 +189,7 @@ class HostClaims::ClaimsFile : NoCopies {
       const bool there = n == sizeof(place);
       if (!place_ && (!there || place.IsFree())) place_ = i;
       if (!there) break;
-      if (i != place_ && place.bytes > 0 && place.Stands()) sum += std::min(place.bytes, ~Bytes{0} - sum);
+      if (i != place_ && place.bytes > 0 && place.InForce()) sum += std::min(place.bytes, ~Bytes{0} - sum);
     }
     others = sum;
     return sum;
@@ -274,7 +274,7 @@ Status HostClaims::Claim(Bytes bytes) {
   return answer ? *answer : decide(*file_);
 }
 
-void HostClaims::Settle(Bytes bytes) {
+void HostClaims::EndClaim(Bytes bytes) {
   if (fork_.InChild() || bytes == 0) return;
   const MutexLock lock(mutex_);
   file_->claimed -= std::min(file_->claimed.load(), bytes);

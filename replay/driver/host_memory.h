@@ -44,7 +44,7 @@ class HostClaims : NoCopies {
   // kOutOfMemory: the claims of all sessions leave less than `bytes` and a reserve. kNoDescriptors, kIo: they cannot be read
   // now. Nothing is claimed then.
   Status Claim(Bytes bytes);
-  void Settle(Bytes bytes);  // so much of the claim is touched by now, or not needed
+  void EndClaim(Bytes bytes);  // so much of the claim is touched by now, or not needed
 
  private:
   struct Place;

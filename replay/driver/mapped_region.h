@@ -1,5 +1,5 @@
-// Guards for driver memory that is being set up: a handle, and a range with that handle mapped. What was not kept goes back to
-// the driver when the guard ends, so a call that fails half-way leaves nothing behind. A guard belongs to one thread; the
+// Guards for driver memory that is being set up: a handle, and a range with that handle mapped. What was not detached goes back
+// to the driver when the guard ends, so a call that fails half-way leaves nothing behind. A guard belongs to one thread; the
 // driver must outlive it.
 #pragma once
 
@@ -20,7 +20,7 @@ class OwnedHandle {
   }
 
   [[nodiscard]] DriverHandle get() const { return handle_; }
-  DriverHandle Keep() { return std::exchange(handle_, {}); }  // the caller releases it
+  DriverHandle Detach() { return std::exchange(handle_, {}); }  // the caller releases it
 
  private:
   Driver* driver_;
@@ -53,7 +53,7 @@ class MappedRegion {
   }
 
   [[nodiscard]] Address address() const { return address_; }
-  Address Keep() {  // the caller unmaps it and frees the range
+  Address Detach() {  // the caller unmaps it and frees the range
     reserved_ = mapped_ = false;
     return address_;
   }

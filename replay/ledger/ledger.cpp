@@ -48,8 +48,13 @@ void Ledger::lock() {
 
 void Ledger::unlock() { mutex_.unlock(); }
 
+bool Ledger::TryLockUntil(Deadline until) {
+  constexpr std::chrono::milliseconds kLeast{100};
+  return TryLockFor(std::max(LeftUntil(until), kLeast));
+}
+
 bool Ledger::TryLockFor(std::chrono::milliseconds patience) {
-  if (!TryLockUntil(mutex_, In(patience))) return false;
+  if (!amem::TryLockUntil(mutex_, In(patience))) return false;
   NoteHolder();
   RecordWhatEnded();
   return true;

@@ -45,6 +45,8 @@ class CAPABILITY("ledger") Ledger {
   void unlock() RELEASE();
   // False: another thread held it all the time, perhaps in a driver call that hangs.
   [[nodiscard]] bool TryLockFor(std::chrono::milliseconds patience) TRY_ACQUIRE(true);
+  // The same until then, and for a moment in any case.
+  [[nodiscard]] bool TryLockUntil(Deadline until) TRY_ACQUIRE(true);
   void AssertHeld() const ASSERTS_HELD() { mutex_.AssertHeld(); }
   // Without the lock. kTimeout: which thread holds it, for how long, and where that thread is.
   [[nodiscard]] Status Held() const;

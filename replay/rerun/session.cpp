@@ -17,7 +17,7 @@ DriverHandle RerunSession::HandleOf(AllocationId allocation) const {
   return handle == nullptr ? DriverHandle{} : *handle;
 }
 
-std::optional<DeviceOrdinal> RerunSession::StandsIn(AllocationId allocation) const {
+std::optional<DeviceOrdinal> RerunSession::SubstituteOf(AllocationId allocation) const {
   const auto* const device = FindIn(stand_ins_, allocation);
   return device == nullptr ? std::nullopt : std::optional(*device);
 }
@@ -175,7 +175,7 @@ Status RerunSession::Repeat(const Event& event) {
     if (a != nullptr && (a->placed() || a->multicast)) return {};
     const DriverHandle handle = HandleOf(e->allocation);
     if (!handle) return {Code::kNotFound, ToText(e->allocation) + " has no handle"};
-    if (StandsIn(e->allocation)) return MapRepeatedly(Call(), e->address, e->bytes, handle, e->flags);
+    if (SubstituteOf(e->allocation)) return MapRepeatedly(Call(), e->address, e->bytes, handle, e->flags);
     return Call().Map(e->address, e->bytes, e->offset, handle, e->flags);
   }
   if (const auto* e = std::get_if<Unmapped>(&event.body)) {

@@ -60,7 +60,7 @@ class RerunSession final : private StepSide {
   // StepSide
   [[nodiscard]] const State& state() const override { return recorded_; }
   [[nodiscard]] DriverHandle HandleOf(AllocationId allocation) const override;
-  [[nodiscard]] std::optional<DeviceOrdinal> StandsIn(AllocationId allocation) const override;
+  [[nodiscard]] std::optional<DeviceOrdinal> SubstituteOf(AllocationId allocation) const override;
   [[nodiscard]] Address Here(Address recorded) const override { return recorded; }
   Result<SharedAllocation> Shared(const Step& import) override;
   Status Copy(const Step&) override { return {}; }  // contents are not replayed

@@ -201,14 +201,14 @@ Status Slabs::MapApart(const KeptRanges::Home& home, const std::map<AllocationId
     regions.clear();
     auto again = MappedRegion::MapAt(driver_, home.base, ledger_.HandleOf(home.slab), home.bytes, access);
     if (again.ok()) {
-      again->Keep();
+      again->Detach();
     } else {
       ledger_.Break(fmt::format("slab {} was to be cut up, and could neither be ({}) nor be mapped again: {}", home.slab.value,
                                 region.status().message(), again.status().message()));
     }
     return region.status();
   }
-  for (MappedRegion& region : regions) region.Keep();
+  for (MappedRegion& region : regions) region.Detach();
   return {};
 }
 
@@ -256,7 +256,7 @@ Status Slabs::Exchange(AllocationId id, std::map<AllocationId, OwnedHandle>& han
       ledger_.Record(RangeFreed{place, a.bytes, part});
     }
     ledger_.SetHandle(part, handle.get());
-    ledger_.Record(Backed{part, handle.Keep()});
+    ledger_.Record(Backed{part, handle.Detach()});
     ++wrong_guesses_;
   }
   ledger_.Record(Unmapped{home.base, home.bytes, {}});

@@ -259,7 +259,7 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
     if (state.legacy_imports.contains(address + offset)) return Address{};
   } else {
     AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, ledger_.HandleOf(id), bytes, 0, std::span(&access, 1)));
-    address = region.Keep();
+    address = region.Detach();
     const Bytes asked = bytes - std::min<Bytes>(token.beyond, bytes);
     legacy_chunks_[{imported->remote->owner, imported->remote->allocation}] = {id, address, asked, device};
   }

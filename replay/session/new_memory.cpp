@@ -49,11 +49,11 @@ Result<ChunkSpace::Chunk> MakeChunk(Driver& driver, Ledger& ledger, Bytes bytes,
   AMEM_ASSIGN(auto memory, CreateMemory(driver, bytes, device));
   const AccessDescriptor access = ReadWrite(device);
   AMEM_ASSIGN(auto region, MappedRegion::Map(driver, memory.handle.get(), memory.bytes, 0, std::span(&access, 1)));
-  ChunkSpace::Chunk chunk{{}, region.Keep(), memory.bytes};
+  ChunkSpace::Chunk chunk{{}, region.Detach(), memory.bytes};
   std::vector<AccessSet> reached{{chunk.address, chunk.bytes, {access}, {}}};
   for (const DeviceOrdinal other : others)
     if (auto set = other == device ? std::nullopt : LetIn(driver, other, {chunk.address, chunk.bytes})) reached.push_back(*set);
-  const DriverHandle handle = memory.handle.Keep();
+  const DriverHandle handle = memory.handle.Detach();
   const LedgerLock lock(ledger);
   chunk.allocation = ledger.TakeAllocationId();
   ledger.SetHandle(chunk.allocation, handle);

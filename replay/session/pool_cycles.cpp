@@ -52,15 +52,14 @@ Status Pools::Run(Entry& pool, const Task& task) {
     pool.queued = pool.let_in == devices_;
     changed_->NotifyAll();
   };
-  const auto in_use = [&] {
+  const auto is_followed = [&] {
     const MutexLock now(mutex_);
     pool.queued = false;
     return pool.led;
   };
   const auto cycle = [&] {
-    return pool.cycle->Cycle(
-        task.kind,
-        {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient, .queued = queued, .in_use = in_use});
+    return pool.cycle->Cycle(task.kind, {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient},
+                             {.copies_queued = queued, .is_followed = is_followed});
   };
   Status status = OrNoMemory(cycle);
   ended_();
@@ -144,7 +143,7 @@ Status Pools::WaitOn(PoolId id, void* stream) {
   if (Busy(pool)) {
     pool.led = true;
     lock.Unlock();
-    return pool.cycle->Lead(stream).Within("wait for tag " + pool.tag);
+    return pool.cycle->MakeStreamWaitForCopies(stream).Within("wait for tag " + pool.tag);
   }
   if (!pool.unheard.ok()) return std::exchange(pool.unheard, {});
   if (LifecycleOf(pool) == Lifecycle::kRunning) return {};

@@ -144,7 +144,7 @@ Status Session::DropChunk(const ChunkSpace::Chunk& chunk) {
   return FreeRange(chunk.address, chunk.bytes);
 }
 
-Status Session::Cycle(CycleKind kind, const Manner& how) {
+Status Session::Cycle(CycleKind kind, const CycleOptions& how) {
   const Deadlines::Time patience = options_.deadlines.call() - options_.deadlines.margin();
   if (!TryLockUntil(cycle_mutex_, how.patient ? Deadline::max() : In(patience)))
     return {Code::kRefused,
@@ -154,10 +154,10 @@ Status Session::Cycle(CycleKind kind, const Manner& how) {
             cuda::kNotReady};
   cycle_mutex_.AssertHeld();
   const MutexLock one(cycle_mutex_, std::adopt_lock);
-  Manner manner = how;
+  CycleHooks hooks;
   // Nothing may be launched until everything is back.
-  manner.kept_out = [this] { paused_.store(true, std::memory_order_release); };
-  manner.ended = [this, kind] {
+  hooks.gate_closed = [this] { paused_.store(true, std::memory_order_release); };
+  hooks.gate_opens = [this, kind] {
     if (ledger_.TryLockFor(kToTidyUp)) {
       const Locked lock(*this, std::adopt_lock);
       RetireEmptySlabs();  // slabs that emptied during the cycle, because peers died or let go late
@@ -167,7 +167,7 @@ Status Session::Cycle(CycleKind kind, const Manner& how) {
     if (runs && options_.network != nullptr) options_.network->Open();
     paused_.store(!runs, std::memory_order_release);
   };
-  return coordinator_->Cycle(kind, manner);
+  return coordinator_->Cycle(kind, how, hooks);
 }
 
 bool Session::StaysPaused() {

@@ -149,7 +149,7 @@ class Session final : public PeerDelegate {
   // ---- pause and resume
   // Idempotent; collective over the sessions that share memory with this one.
   Status Pause();
-  Status PauseOfIdleHosts();  // Manner::hosts_idle
+  Status PauseOfIdleHosts();  // CycleOptions::hosts_idle
   // While the program may run: the caller keeps NCCL from launching, and has waited for what it had launched (AwaitStreams).
   Status PauseBesideProgram();
   Status AwaitIdle();  // what a pause waits for first: the devices that NCCL uses here are idle
@@ -230,7 +230,7 @@ class Session final : public PeerDelegate {
     Session& session_;
   };
 
-  Status Cycle(CycleKind kind, const Manner& how);
+  Status Cycle(CycleKind kind, const CycleOptions& how);
   Status DropChunk(const ChunkSpace::Chunk& chunk);
   Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
   static Status RefuseInTag(std::string_view call, Address at);  // because the tag is paused

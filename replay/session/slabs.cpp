@@ -76,9 +76,9 @@ Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, const KeptRan
                                : MappedRegion::Map(driver_, handle.get(), size, alignment, std::span(&access, 1)));
   apart.End();
   const AllocationId id = again != nullptr ? again->slab : ledger_.TakeAllocationId();
-  const Address address = region.Keep();
+  const Address address = region.Detach();
   ledger_.SetHandle(id, handle.get());
-  ledger_.Record(AllocationCreated{id, size, kind.properties, kind.flags, handle.Keep(), {}, {}});
+  ledger_.Record(AllocationCreated{id, size, kind.properties, kind.flags, handle.Detach(), {}, {}});
   if (again == nullptr) ledger_.Record(RangeReserved{address, size, alignment, {}, 0, {}, {}});
   ledger_.Record(Mapped{address, size, 0, id, 0});
   ledger_.Record(AccessSet{address, size, {access}, {}});
@@ -172,9 +172,9 @@ Result<AllocationId> Slabs::OpenImported(const Token& token, Peers& peers) {
                              : MappedRegion::Map(driver_, handle.get(), shared.bytes, 0, {});
   if (!region.ok()) return failed(region.status());
   apart.End();
-  const Address address = region->Keep();
+  const Address address = region->Detach();
   ledger_.SetHandle(id, handle.get());
-  ledger_.Record(Imported{id, remote, shared.bytes, shared.properties, 1, handle.Keep(), {}, {}});
+  ledger_.Record(Imported{id, remote, shared.bytes, shared.properties, 1, handle.Detach(), {}, {}});
   if (!kept.address) ledger_.Record(RangeReserved{address, shared.bytes, 0, {}, 0, {}, {}});
   ledger_.Record(Mapped{address, shared.bytes, 0, id, 0});
   ledger_.Record(SlabOpened{id, address, {}});
@@ -242,7 +242,7 @@ Status Slabs::Back(AllocationId part) {
   if (a->touched) AMEM_TRY(CopyContents(*a, handle.get()).Within("copy the contents of " + ToText(part)));
   ++wrong_guesses_;
   ledger_.SetHandle(part, handle.get());
-  ledger_.Record(Backed{part, handle.Keep()});
+  ledger_.Record(Backed{part, handle.Detach()});
   return {};
 }
 

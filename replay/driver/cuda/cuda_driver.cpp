@@ -221,7 +221,7 @@ Status CudaDriver::FinishCopies(DeviceOrdinal device, Deadline until) {
   return whole.ok() ? parts : whole;
 }
 
-bool CudaDriver::CanLook(DeviceOrdinal device) { return nonzero_->On(device).CanLook(); }
+bool CudaDriver::CanScanNow(DeviceOrdinal device) { return nonzero_->On(device).CanScanNow(); }
 
 Result<NonZero> CudaDriver::FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key,
                                         Deadline until) {

@@ -71,7 +71,7 @@ class CudaDriver final : public Driver {
   Status FinishCopies(DeviceOrdinal device, Deadline until) override;
   Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key,
                               Deadline until) override;
-  [[nodiscard]] bool CanLook(DeviceOrdinal device) override;
+  [[nodiscard]] bool CanScanNow(DeviceOrdinal device) override;
   Status Gather(DeviceOrdinal device, std::span<const Extent> extents) override;
   Status Scatter(DeviceOrdinal device, std::span<const Extent> extents) override;
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> extents) override;
@@ -81,7 +81,7 @@ class CudaDriver final : public Driver {
   // disturbed.
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override;
   Status Follow(DeviceOrdinal device, const StreamMoment& moment) override;
-  Status Lead(DeviceOrdinal device, void* stream, Deadline until) override;
+  Status MakeStreamWaitForCopies(DeviceOrdinal device, void* stream, Deadline until) override;
   Status AwaitMoment(DeviceOrdinal device, const StreamMoment& moment, Deadline until) override;
   // With streams of its own, and without a buffer on the device: what it copies in parts goes there directly. Its FindNonZero
   // does not wait for what its CopyToHost has queued.

@@ -59,7 +59,7 @@ void CudaDriver::NonZeroCopier::Device::Launch(InContext& current, CUfunction ke
   current.Call(calls_.launch, kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
 }
 
-bool CudaDriver::NonZeroCopier::Device::CanLook() {
+bool CudaDriver::NonZeroCopier::Device::CanScanNow() {
   const MutexLock lock(mutex_);
   return loaded_ && loaded_->ok();
 }
@@ -70,17 +70,17 @@ Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const E
   const MutexLock lock(mutex_);
   if (Status loaded = Load(); !loaded.ok()) return Unscanned(extents, loaded.message());
   if (!driver_.is_lane_) OpenBuffer();
-  AMEM_TRY(PrepareLook(key));
+  AMEM_TRY(PrepareScan(key));
   NonZero found;
   AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
     mutex_.AssertHeld();
-    return LookAtPart(table, units, key != nullptr, found, until);
+    return ScanPart(table, units, key != nullptr, found, until);
   }));
   return found;
 }
 
 // The key is uploaded once, unless there is another.
-Status CudaDriver::NonZeroCopier::Device::PrepareLook(const ContentKey* key) {
+Status CudaDriver::NonZeroCopier::Device::PrepareScan(const ContentKey* key) {
   if (scan_ == nullptr) {
     auto pinned = driver_.AllocatePinned(kScanBytes);
     if (!pinned.ok()) return pinned.status().Within("pin host memory to look for contents");
@@ -92,11 +92,11 @@ Status CudaDriver::NonZeroCopier::Device::PrepareLook(const ContentKey* key) {
   InContext current(calls_, opened_.context);
   current.Call(calls_.copy_to_device, key_, kept, sizeof *key, opened_.stream);
   has_key_ = current.ok();
-  return Told(current.result(), "copy the key of hashes");
+  return FailureOf(current.result(), "copy the key of hashes");
 }
 
-Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent> table, std::uint32_t units, bool hash,
-                                                     NonZero& found, Deadline until) {
+Status CudaDriver::NonZeroCopier::Device::ScanPart(std::span<const TableExtent> table, std::uint32_t units, bool hash,
+                                                   NonZero& found, Deadline until) {
   const Deadline began = Now();
   std::memcpy(scan_->data(), table.data(), table.size_bytes());
   const bool buffered = buffer_.slot != 0;
@@ -110,7 +110,7 @@ Status CudaDriver::NonZeroCopier::Device::LookAtPart(std::span<const TableExtent
   if (buffered) current.Call(calls_.copy_to_device, extents, scan_->data(), table.size_bytes(), opened_.stream);
   Launch(current, hash ? look_ : find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
   current.Call(&Core::AwaitStream, core_.get(), until, opened_.stream);
-  AMEM_TRY(Told(current.result(), "look for what is not zero", began));
+  AMEM_TRY(FailureOf(current.result(), "look for what is not zero", began));
   const auto* const pages = reinterpret_cast<const std::uint32_t*>(scan_->data() + kBitmapAt);
   const auto* const values = reinterpret_cast<const ContentHash*>(scan_->data() + kHashesAt);
   found.pages.insert(found.pages.end(), pages, pages + units);
@@ -131,14 +131,14 @@ Status CudaDriver::NonZeroCopier::Device::ClearAll(std::span<const Extent> exten
     void* arguments[] = {&at, &count, &units};
     InContext current(calls_, opened_.context);
     Launch(current, clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
-    return Told(current.result(), "clear memory");
+    return FailureOf(current.result(), "clear memory");
   });
 }
 
 Status CudaDriver::NonZeroCopier::Device::FollowMain() {
   InContext current(calls_, opened_.context);
   current.Call(calls_.event_record, main_event_, opened_.stream);
-  AMEM_TRY(Told(current.result(), "cuEventRecord"));
+  AMEM_TRY(FailureOf(current.result(), "cuEventRecord"));
   for (Lane& lane : lanes_) lane.behind = true;
   return {};
 }
@@ -224,7 +224,7 @@ Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes b
   CatchUp(current, lane);
   Launch(current, copy_, lane.stream, staged ? pieces.size() : std::min(pieces.size(), kDirectBlocks), arguments);
   if (staged) current.Call(calls_.copy_to_host, host, lane.slot, bytes, lane.stream);
-  return Told(current.result(), gather ? "copy to the host" : "copy to the device");
+  return FailureOf(current.result(), gather ? "copy to the host" : "copy to the device");
 }
 
 Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::span<const Extent> extents, bool gather) {
@@ -235,7 +235,7 @@ Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::span<const Extent> exten
     if (gather) current.Call(calls_.copy_to_host, extent.host, extent.address.value, extent.bytes, lane.stream);
     if (!gather) current.Call(calls_.copy_to_device, extent.address.value, extent.host, extent.bytes, lane.stream);
   }
-  return Told(current.result(), gather ? "copy to the host" : "copy to the device");
+  return FailureOf(current.result(), gather ? "copy to the host" : "copy to the device");
 }
 
 Status CudaDriver::NonZeroCopier::Device::CopyWhole(const Extent& extent, bool to_host) {
@@ -257,7 +257,7 @@ Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
   }
   for (std::size_t i = 0; i <= lanes_.size() && current.ok(); ++i)
     current.Call(calls_.event_record, events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
-  AMEM_TRY(Told(current.result(), "cuEventRecord"));
+  AMEM_TRY(FailureOf(current.result(), "cuEventRecord"));
   return std::uint64_t{++marks_};
 }
 
@@ -268,13 +268,13 @@ Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark, Deadline unt
   InContext current(calls_, opened_.context);
   for (const CUevent event : std::span(events_).subspan((mark - 1) * (lanes_.size() + 1), lanes_.size() + 1))
     current.Call(Core::Await, until, [&] { return calls_.event_query(event); });
-  AMEM_TRY(Told(current.result(), "cuEventQuery", began));
+  AMEM_TRY(FailureOf(current.result(), "cuEventQuery", began));
   awaited_ = mark;
   return {};
 }
 
 // Of a stream of the program, in the context that is current. An event may be given back while a stream still waits for it.
-Status CudaDriver::NonZeroCopier::Device::Lead(CUstream stream) {
+Status CudaDriver::NonZeroCopier::Device::MakeStreamWaitForCopies(CUstream stream) {
   const MutexLock lock(mutex_);
   AMEM_TRY(Ready());
   std::vector<CUstream> own{opened_.stream};
@@ -291,7 +291,7 @@ Status CudaDriver::NonZeroCopier::Device::Lead(CUstream stream) {
     if (result == CUDA_SUCCESS) result = calls_.stream_wait(stream, event, 0);
     const InContext current(calls_, opened_.context);
     if (event != nullptr) calls_.event_destroy(event);
-    AMEM_TRY(Told(result, "let a stream wait"));
+    AMEM_TRY(FailureOf(result, "let a stream wait"));
   }
   return {};
 }

@@ -68,13 +68,13 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
 
   // As the methods of Driver.
   Result<NonZero> FindNonZero(std::span<const Extent> extents, const ContentKey* key, Deadline until);
-  [[nodiscard]] bool CanLook();
+  [[nodiscard]] bool CanScanNow();
   Status Move(std::span<const Extent> extents, bool gather);
   Status ClearAll(std::span<const Extent> extents);
   Status Finish(Deadline until);
   Result<std::uint64_t> Mark();
   Status Await(std::uint64_t mark, Deadline until);
-  Status Lead(CUstream stream);
+  Status MakeStreamWaitForCopies(CUstream stream);
   // By a copy engine, in one of the lanes, after what is queued on the device's own stream: so that looking at contents, there,
   // waits for no copy. kUnsupported: there are no lanes.
   Status CopyWhole(const Extent& extent, bool to_host);
@@ -103,13 +103,13 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
   Status FollowMain() REQUIRES(mutex_);
   void CatchUp(InContext& current, Lane& lane) REQUIRES(mutex_);
   void Launch(InContext& current, CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
-  Status PrepareLook(const ContentKey* key) REQUIRES(mutex_);
-  Status LookAtPart(std::span<const sparse::TableExtent> table, std::uint32_t units, bool hash, NonZero& found, Deadline until)
+  Status PrepareScan(const ContentKey* key) REQUIRES(mutex_);
+  Status ScanPart(std::span<const sparse::TableExtent> table, std::uint32_t units, bool hash, NonZero& found, Deadline until)
       REQUIRES(mutex_);
   Status MovePieces(std::span<const Extent> extents, bool gather, bool staged) REQUIRES(mutex_);
   Status LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) REQUIRES(mutex_);
   Status MoveRuns(std::span<const Extent> extents, bool gather) REQUIRES(mutex_);
-  Status Told(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
+  Status FailureOf(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
 
   CudaDriver& driver_;
   const std::shared_ptr<Core> core_;

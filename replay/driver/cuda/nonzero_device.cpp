@@ -40,7 +40,7 @@ CudaDriver::NonZeroCopier::Device::~Device() {
   for (const CUevent event : events_) calls_.event_destroy(event);
 }
 
-Status CudaDriver::NonZeroCopier::Device::Told(CUresult result, const char* tried, Deadline began) const {
+Status CudaDriver::NonZeroCopier::Device::FailureOf(CUresult result, const char* tried, Deadline began) const {
   if (result == CUDA_SUCCESS) return {};
   if (result == CUDA_ERROR_NOT_READY) return CopiesNotDone(device_, began);
   return core_->Failure(result, std::string(tried) + " for contents in parts, device " + std::to_string(device_.value));
@@ -54,14 +54,14 @@ Status CudaDriver::NonZeroCopier::Device::Ready() {
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_LACKS)
 #undef AMEM_CUDA_LACKS
   InContext current(calls_, opened_.context);
-  if (!current.ok()) return *(ready_ = Told(current.result(), "cuCtxPushCurrent"));
+  if (!current.ok()) return *(ready_ = FailureOf(current.result(), "cuCtxPushCurrent"));
   current.Call(calls_.event_create, &main_event_, CU_EVENT_DISABLE_TIMING);
   while (current.ok() && lanes_.size() < kLanes) {
     Lane lane;
     current.Call(calls_.stream_create, &lane.stream, CU_STREAM_NON_BLOCKING);
     if (current.ok()) lanes_.push_back(lane);
   }
-  return *(ready_ = Told(current.result(), "cuStreamCreate"));
+  return *(ready_ = FailureOf(current.result(), "cuStreamCreate"));
 }
 
 Status CudaDriver::NonZeroCopier::Device::Load() {
@@ -79,7 +79,7 @@ Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
   if (result != CUDA_SUCCESS) result = calls_.module_load(&module_, amem_nonzero_ptx);
   if (result != CUDA_SUCCESS) {
     module_ = nullptr;
-    return Told(result, "cuModuleLoadData");
+    return FailureOf(result, "cuModuleLoadData");
   }
   std::size_t bytes = 0;
   result = calls_.module_global(&key_, &bytes, module_, "amem_sparse_key");
@@ -88,7 +88,7 @@ Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
   if (result == CUDA_SUCCESS) result = calls_.module_function(&look_, module_, "amem_sparse_look");
   if (result == CUDA_SUCCESS) result = calls_.module_function(&copy_, module_, "amem_sparse_copy");
   if (result == CUDA_SUCCESS) result = calls_.module_function(&clear_, module_, "amem_sparse_clear");
-  return Told(result, "cuModuleGetFunction");
+  return FailureOf(result, "cuModuleGetFunction");
 }
 
 void CudaDriver::NonZeroCopier::Device::OpenBuffer() {
@@ -115,8 +115,8 @@ Status CudaDriver::NonZeroCopier::Device::TryBuffer(Bytes slot) {
   OwnedHandle handle(driver_, created);
   const AccessDescriptor access{properties.location, 3};
   AMEM_ASSIGN(auto region, MappedRegion::MapAt(driver_, buffer_.address, handle.get(), bytes, std::span(&access, 1)));
-  region.Keep();
-  buffer_.handle = handle.Keep();
+  region.Detach();
+  buffer_.handle = handle.Detach();
   buffer_.mapped = bytes;
   CUdeviceptr at = buffer_.address.value;
   for (Lane& lane : lanes_) {
@@ -169,7 +169,7 @@ Status CudaDriver::NonZeroCopier::Device::Finish(Deadline until) {
     for (const Lane& lane : lanes_) {
       const CUresult done = core_->AwaitStream(until, lane.stream);
       if (done == CUDA_ERROR_NOT_READY)
-        return Told(done, "cuStreamQuery", began);  // its copies still use the buffer and the tables
+        return FailureOf(done, "cuStreamQuery", began);  // its copies still use the buffer and the tables
       if (result == CUDA_SUCCESS) result = done;
     }
   }
@@ -177,7 +177,7 @@ Status CudaDriver::NonZeroCopier::Device::Finish(Deadline until) {
   filled_ = 0;
   marks_ = awaited_ = 0;
   const Status closed = CloseBuffer();
-  return result == CUDA_SUCCESS ? closed : Told(result, "cuStreamSynchronize");
+  return result == CUDA_SUCCESS ? closed : FailureOf(result, "cuStreamSynchronize");
 }
 
 }  // namespace amem

@@ -88,10 +88,10 @@ Status CudaDriver::Follow(DeviceOrdinal device, const StreamMoment& moment) {
                   [&](void* stream) -> int { return core_->calls.stream_wait(static_cast<CUstream>(stream), held->event, 0); });
 }
 
-Status CudaDriver::Lead(DeviceOrdinal device, void* stream, Deadline until) {
+Status CudaDriver::MakeStreamWaitForCopies(DeviceOrdinal device, void* stream, Deadline until) {
   Status led;
   AMEM_TRY(OnProgramStream(device, "cuStreamWaitEvent", stream, [&](void* theirs) -> int {
-    led = nonzero_->On(device).Lead(static_cast<CUstream>(theirs));
+    led = nonzero_->On(device).MakeStreamWaitForCopies(static_cast<CUstream>(theirs));
     return CUDA_SUCCESS;
   }));
   return led.code() == Code::kUnsupported ? FinishCopies(device, until) : led;

@@ -218,7 +218,7 @@ Status Simulator::Perform(const Copy& copy, const std::vector<Piece>& pieces) {
 // ---- contents in parts: what is not zero is read off the memfds, whose holes are known to be zero, and hashed by the kernel's
 // twin
 
-Result<NonZero> Simulator::Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key) {
+Result<NonZero> Simulator::Scan(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key) {
   const auto fail = Failing([&] { return "find what is not zero on device " + std::to_string(device.value); });
   AMEM_TRY(EnterOn(device, kFindNonZero, fail));
   OpenContext(device);

@@ -194,8 +194,8 @@ Status Simulator::FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMo
 }
 
 // The copies are done before this returns, so the stream goes on behind them.
-Status Simulator::LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until) {
-  AMEM_TRY(OfStream(kLead, device, stream));
+Status Simulator::MakeStreamWait(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until) {
+  AMEM_TRY(OfStream(kMakeStreamWaitForCopies, device, stream));
   return streams_ == nullptr ? Status{} : Drain(lane, device, until);
 }
 

@@ -135,24 +135,24 @@ class SimulatedLane : public Seam {
   // All parts of one call are queued, or none. FindNonZero looks at memory as it is, so it refuses (401, ILLEGAL_STATE) while
   // something that writes to the device is queued.
   Result<NonZero> FindNonZero(DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key, Deadline) override {
-    return sim_.Look(number_, device, extents, key);
+    return sim_.Scan(number_, device, extents, key);
   }
   Status Gather(DeviceOrdinal device, std::span<const Extent> all) override { return Queue(Sim::kGather, device, all); }
   Status Scatter(DeviceOrdinal device, std::span<const Extent> all) override { return Queue(Sim::kScatter, device, all); }
   Status ClearAll(DeviceOrdinal device, std::span<const Extent> all) override { return Queue(Sim::kClearAll, device, all); }
   // As where kernels are loaded at first need: once some call in parts was made in that lane.
-  [[nodiscard]] bool CanLook(DeviceOrdinal) override {
+  [[nodiscard]] bool CanScanNow(DeviceOrdinal) override {
     const MutexLock lock(sim_.mutex_);
     return sim_.kernels_.contains(number_);
   }
-  // Without SetStreams there are none: MomentOf, Follow, Lead and AwaitMoment are counted, may be made to fail, and do nothing
-  // else. Lead waits for the copies itself.
+  // Without SetStreams there are none: MomentOf, Follow, MakeStreamWaitForCopies and AwaitMoment are counted, may be made to
+  // fail, and do nothing else. MakeStreamWaitForCopies waits for the copies itself.
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal device, void* stream) override {
     return sim_.MomentIn(device, stream);
   }
   Status Follow(DeviceOrdinal device, const StreamMoment& moment) override { return sim_.FollowIn(number_, device, moment); }
-  Status Lead(DeviceOrdinal device, void* stream, Deadline until) override {
-    return sim_.LeadFrom(number_, device, stream, until);
+  Status MakeStreamWaitForCopies(DeviceOrdinal device, void* stream, Deadline until) override {
+    return sim_.MakeStreamWait(number_, device, stream, until);
   }
 
  protected:
@@ -174,7 +174,7 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   X(Create) X(Release) X(Reserve) X(FreeRange) X(Map) X(Unmap) X(SetAccess) X(Export) X(Import) X(Granularity)   \
   X(CreateMulticast) X(AddDevice) X(BindMemory) X(BindAddress) X(Unbind) X(MulticastGranularity)                 \
   X(Memory) X(DeviceCount) X(DeviceUuid) X(Synchronize) X(AllocatePinned) X(CopyToHost) X(CopyToDevice) X(Clear) \
-  X(FinishCopies) X(FindNonZero) X(Gather) X(Scatter) X(ClearAll) X(MomentOf) X(Follow) X(Lead) X(AwaitMoment)   \
+  X(FinishCopies) X(FindNonZero) X(Gather) X(Scatter) X(ClearAll) X(MomentOf) X(Follow) X(MakeStreamWaitForCopies) X(AwaitMoment)   \
   X(OpenLane)
 // clang-format on
 #define AMEM_NAME(call) std::string_view(#call),
@@ -336,10 +336,10 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
   Result<std::unique_ptr<StreamMoment>> MomentIn(DeviceOrdinal device, void* stream);
   Status Queue(Call call, LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents);
   Status Finish(LaneNumber lane, DeviceOrdinal device, Deadline until);
-  Result<NonZero> Look(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key);
+  Result<NonZero> Scan(LaneNumber lane, DeviceOrdinal device, std::span<const Extent> extents, const ContentKey* key);
   Status OfStream(Call call, DeviceOrdinal device, std::optional<void*> stream = {});
   Status FollowIn(LaneNumber lane, DeviceOrdinal device, const StreamMoment& moment);
-  Status LeadFrom(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until);
+  Status MakeStreamWait(LaneNumber lane, DeviceOrdinal device, void* stream, Deadline until);
   Status Drain(LaneNumber lane, DeviceOrdinal device, Deadline until);  // performs queued copies
   Status Kernel(DeviceOrdinal device, const Copy& access);
   Result<std::vector<Piece>> Resolve(DeviceOrdinal device, const Copy& copy) const REQUIRES(mutex_);

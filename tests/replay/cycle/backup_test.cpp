@@ -701,7 +701,7 @@ TEST_F(Contents, spare_memory_is_given_back_also_where_a_kept_copy_has_gaps) {
   kept.push_back(std::move(idle.back()));
   idle.pop_back();
   supply.Give(std::move(idle));
-  supply.Keep(owner, std::move(kept));
+  supply.Retain(owner, std::move(kept));
   for (int i = 0; i < 8; ++i) supply.GiveSpareBack(std::chrono::hours(1));
   EXPECT_LE(supply.Count().pinned_bytes, 17 * 4 * kMiB);
   for (auto& buffer : supply.Reclaim(owner)) buffer.reset();

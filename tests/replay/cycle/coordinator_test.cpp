@@ -16,7 +16,7 @@ using test::k2M, test::kMiB, test::kOther, test::kOwner, test::kSelf;
 
 class CoordinatorTest : public test::CycleFixture {
  protected:
-  Status Run(CycleKind kind, const Manner& manner = {}) { return coordinator_.Cycle(kind, manner); }
+  Status Run(CycleKind kind, const CycleOptions& options = {}) { return coordinator_.Cycle(kind, options); }
   [[nodiscard]] Lifecycle Now() const { return ledger_.state().lifecycle; }
   // The owner's vote against one ballot, the first time.
   void OtherFails(Ballot where, const Status& why) {
@@ -257,7 +257,7 @@ TEST_F(CoordinatorTest, a_pause_that_failed_while_the_ledger_was_held_has_ended_
   };
   bool runs = false;
   const Status failed =
-      hasty.Cycle(CycleKind::kPause, {.ended = [&] { runs = ledger_.Progress().first == Lifecycle::kRunning; }});
+      hasty.Cycle(CycleKind::kPause, {}, {.gate_opens = [&] { runs = ledger_.Progress().first == Lifecycle::kRunning; }});
   EXPECT_TRUE(failed.message().ends_with("the session runs on as before")) << failed.message();
   EXPECT_TRUE(runs);
   LetGo();
@@ -285,7 +285,7 @@ TEST_F(CoordinatorTest, what_an_earlier_pause_has_left_released_is_not_forgotten
     return {Code::kDriver, "a call failed"};
   };
   std::optional<Lifecycle> ended;
-  const Status failed = hasty.Cycle(CycleKind::kPause, {.ended = [&] { ended = ledger_.Progress().first; }});
+  const Status failed = hasty.Cycle(CycleKind::kPause, {}, {.gate_opens = [&] { ended = ledger_.Progress().first; }});
   LetGo();
   EXPECT_EQ(failed.code(), Code::kBroken) << failed.message();
   EXPECT_EQ(ended, Lifecycle::kPausing);

@@ -40,8 +40,8 @@ class Kept : public test::Contents {
       return out << s.saved << " saved, " << s.unchanged << " unchanged, " << s.zero << " zero";
     }
   };
-  Seen KeepingCycle(Backup& backup, Backup::Looking looking = Backup::Looking::kIdle) {
-    const Status saved = backup.Save(Items(), looking);
+  Seen KeepingCycle(Backup& backup, ScanMode mode = ScanMode::kIdle) {
+    const Status saved = backup.Save(Items(), mode);
     EXPECT_TRUE(saved.ok()) << saved.message();
     EXPECT_TRUE(backup.Finish().ok());
     Recreate();
@@ -49,7 +49,7 @@ class Kept : public test::Contents {
     EXPECT_TRUE(restored.ok()) << restored.message();
     EXPECT_TRUE(backup.Finish().ok());
     ExpectAllBack();
-    backup.Keep();
+    backup.RetainCopy();
     const BackupStatistics s = backup.Statistics();
     EXPECT_EQ(s.bytes_total, s.bytes_saved + s.bytes_unchanged + s.bytes_zero);
     EXPECT_EQ(s.held_bytes, 0U);
@@ -129,7 +129,7 @@ TEST_F(Kept, memory_that_becomes_zero_or_stops_to_be_is_seen) {
 TEST_F(Kept, a_copy_of_little_use_rests_and_one_that_others_took_does_not) {
   Block& block = Add(8 * kUnit);
   Fill(block, 1);
-  test::LoneBackup backup(*sim_, {.chunk = 256 * kKiB, .rest = 2});
+  test::LoneBackup backup(*sim_, {.chunk = 256 * kKiB, .without_copy = 2});
   KeepingCycle(backup);
   backup.Trim(0);
   KeepingCycle(backup);  // nothing was left of the copy
@@ -165,7 +165,7 @@ TEST_F(Kept, what_is_mostly_zero_is_not_hashed_where_copies_may_rest) {
   Fill(Add(16 * kUnit), 1, 0, 2 * kUnit);
   Block& block = Add(kUnit);
   Hashes driver(*sim_);
-  test::LoneBackup resting(driver, {.chunk = 256 * kKiB, .rest = 2}), keeping(*sim_, {.chunk = 256 * kKiB});
+  test::LoneBackup resting(driver, {.chunk = 256 * kKiB, .without_copy = 2}), keeping(*sim_, {.chunk = 256 * kKiB});
   const Seen copied{2 * kUnit, 0, 15 * kUnit}, unchanged{0, 2 * kUnit, 15 * kUnit};
   EXPECT_EQ(KeepingCycle(keeping), copied);
   EXPECT_EQ(KeepingCycle(keeping), unchanged);
@@ -193,7 +193,7 @@ TEST_F(Kept, items_may_be_cut_otherwise_than_before) {
     for (const auto& [from, bytes] : cuts)
       EXPECT_EQ(std::memcmp(At(block) + from, block.expected.data() + from, bytes), 0) << from;
     std::memcpy(At(block), block.expected.data(), block.item.bytes);
-    backup.Keep();
+    backup.RetainCopy();
     return backup.Statistics().bytes_unchanged;
   };
   EXPECT_EQ(cycle({{0, 8 * kUnit}}), 0U);
@@ -226,12 +226,12 @@ TEST_F(Kept, beside_the_program_contents_are_hashed_once_the_kernels_are_there) 
   Block& block = Add(4 * kUnit);
   Fill(block, 1);
   test::LoneBackup backup(*sim_, {.dense = 0.9});
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(KeepingCycle(backup, Backup::Looking::kBeside), (Seen{4 * kUnit, 0, 0}));
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(KeepingCycle(backup, ScanMode::kBeside), (Seen{4 * kUnit, 0, 0}));
   EXPECT_EQ(sim_->Calls("FindNonZero"), 0U);
   EXPECT_EQ(sim_->Calls("Gather"), 0U);
   KeepingCycle(backup);
   Write(block, 0, std::byte{2});
-  EXPECT_EQ(KeepingCycle(backup, Backup::Looking::kBeside), (Seen{kUnit, 3 * kUnit, 0}));
+  EXPECT_EQ(KeepingCycle(backup, ScanMode::kBeside), (Seen{kUnit, 3 * kUnit, 0}));
   EXPECT_EQ(sim_->Calls("Gather"), 0U);
 }
 
@@ -317,7 +317,7 @@ class Changing : public Kept {
       const bool kept = cycle < 10 || changes_ > 0;
       EXPECT_TRUE(back && kept) << back;
       if (!back || !kept) return changes;
-      backup.Keep();
+      backup.RetainCopy();
       for (const Block& block : blocks_) missed += std::memcmp(At(block), block.expected.data(), block.item.bytes) == 0 ? 0 : 1;
     }
     return missed;
@@ -360,10 +360,10 @@ TEST_F(Changing, what_the_hash_misses_a_comparison_of_bytes_finds) {
   for (Block& block : blocks_) Fill(block, 5);
   ASSERT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
   ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
-  backup.Keep();
+  backup.RetainCopy();
   EXPECT_TRUE(backup.Save(Items()).ok() && backup.Finish().ok());
   ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
-  backup.Keep();
+  backup.RetainCopy();
   Write(blocks_[3], 5 * kPage + 8, std::byte{2});
   const Status found = backup.Save(Items());
   EXPECT_EQ(found.code(), Code::kBroken);
@@ -442,7 +442,7 @@ class TwoTags : public Kept {
     std::memset(At(blocks_[which]), 0xAB, kEach);
     EXPECT_TRUE(backup.Restore(own).ok() && backup.Finish().ok());
     ExpectAllBack();
-    backup.Keep();
+    backup.RetainCopy();
     const BackupStatistics s = backup.Statistics();
     return {s.bytes_saved, s.bytes_unchanged, s.bytes_zero};
   }
@@ -586,7 +586,7 @@ TEST_F(Kept, a_restore_that_is_tried_again_keeps_too) {
   Recreate();
   ASSERT_TRUE(backup.Restore(Items()).ok() && backup.Finish().ok());
   ExpectAllBack();
-  backup.Keep();
+  backup.RetainCopy();
   EXPECT_EQ(KeepingCycle(backup), (Seen{0, 4 * kUnit, 0}));
 }
 

@@ -6,12 +6,12 @@
 namespace amem::test {
 
 struct LoneOptions {
-  Bytes chunk = Bytes{16} << 20, look = BackupOptions{}.look, batch = BackupOptions{}.batch;
+  Bytes chunk = Bytes{16} << 20, scan = BackupOptions{}.scan, batch = BackupOptions{}.batch;
   std::chrono::milliseconds quiet{0};
   Bytes prepare_limit = Bytes{4} << 30;
   double dense = BackupOptions{}.dense;
   bool compare = false;
-  unsigned rest = 0;
+  unsigned without_copy = 0;
   std::shared_ptr<const ContentKey> key{};
 };
 
@@ -25,11 +25,11 @@ class LoneBackup : private LoneSupply, public Backup {
       : LoneSupply{{copier,
                     {.chunk = options.chunk, .quiet = options.quiet, .nccl_limit = options.prepare_limit, .key = options.key}}},
         Backup(copier, supply,
-               {.look = options.look,
+               {.scan = options.scan,
                 .batch = options.batch,
                 .dense = options.dense,
                 .compare = options.compare,
-                .rest = options.rest}) {}
+                .without_copy = options.without_copy}) {}
   void Prepare(Bytes expected) { supply.Want({}, expected); }
   void StopPreparing() { static_cast<void>(supply.StopPreparing()); }
   void Trim(Bytes keep) { supply.Trim(keep); }

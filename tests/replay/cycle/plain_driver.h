@@ -43,10 +43,10 @@ class PlainDriver : public Driver {
   Result<NonZero> FindNonZero(DeviceOrdinal, std::span<const Extent> e, const ContentKey*, Deadline) override {
     return Unscanned(e, "the plain driver does not look at contents");
   }
-  bool CanLook(DeviceOrdinal) override { return true; }
+  bool CanScanNow(DeviceOrdinal) override { return true; }
   Result<std::unique_ptr<StreamMoment>> MomentOf(DeviceOrdinal, void*) override { return std::make_unique<StreamMoment>(); }
   Status Follow(DeviceOrdinal, const StreamMoment&) override { return {}; }
-  Status Lead(DeviceOrdinal d, void*, Deadline u) override { return FinishCopies(d, u); }
+  Status MakeStreamWaitForCopies(DeviceOrdinal d, void*, Deadline u) override { return FinishCopies(d, u); }
   Status AwaitMoment(DeviceOrdinal, const StreamMoment&, Deadline) override { return {}; }
   Result<std::unique_ptr<Copier>> OpenLane() override { return Lacking("lanes"); }
   Result<DriverHandle> CreateMulticast(const MulticastProperties&) override { return Lacking("multicast objects"); }

@@ -102,13 +102,13 @@ TEST_F(PoolCycleTest, copies_are_queued_before_the_resume_is_done) {
   std::memset(chunk, 0x5a, k2M);
   ASSERT_TRUE(cycle_->Cycle(CycleKind::kPause).ok());
   bool called = false;
-  Manner manner;
-  manner.queued = [&] {
+  CycleHooks hooks;
+  hooks.copies_queued = [&] {
     called = true;
     EXPECT_EQ(sim_->QueuedCopies(DeviceOrdinal{0}), 1U);
     EXPECT_EQ(chunk[0], std::byte{0});
   };
-  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume, manner).ok());
+  ASSERT_TRUE(cycle_->Cycle(CycleKind::kResume, {}, hooks).ok());
   EXPECT_TRUE(called);
   EXPECT_EQ(chunk[k2M - 1], std::byte{0x5a});
 }

@@ -503,7 +503,7 @@ TEST_P(Contract, lanes_copy_look_and_wait_apart_from_the_driver) {
   const auto mark = lane->Mark(kGpu);
   ASSERT_TRUE(mark.ok());
   ASSERT_OK(lane->Await(kGpu, *mark, In(std::chrono::minutes(1))));
-  ASSERT_OK(lane->Lead(kGpu, nullptr, In(std::chrono::minutes(1))));
+  ASSERT_OK(lane->MakeStreamWaitForCopies(kGpu, nullptr, In(std::chrono::minutes(1))));
   ASSERT_OK(driver_->AwaitMoment(kGpu, **moment, In(std::chrono::minutes(1))));
   ASSERT_OK(lane->FinishCopies(kGpu, In(std::chrono::minutes(1))));
   EXPECT_EQ(std::memcmp(pattern->data(), back->data(), page_), 0);

@@ -142,7 +142,7 @@ TEST_F(HostClaimsTest, of_all_processes_add_up_until_they_are_settled) {
   EXPECT_EQ(two.Claim(kGiB).message(), refused.message()) << "it has claimed nothing";
   EXPECT_TRUE(two.Claim(kGiB / 2).ok()) << "what still fits";
   EXPECT_FALSE(one.Claim(kGiB / 2).ok());
-  one.Settle(kGiB);
+  one.EndClaim(kGiB);
   EXPECT_TRUE(two.Claim(kGiB).ok());
 }
 
@@ -238,13 +238,13 @@ TEST_F(HostClaimsTest, do_not_wait_for_a_file_system_that_stands_still) {
       if (!frozen.is()) return "cannot";
       const auto began = std::chrono::steady_clock::now();
       if (two.Claim(kGiB).code() != Code::kOutOfMemory) wrong += "what others had claimed was forgotten; ";
-      for (int i = 0; i < 40; ++i) two.Settle(kGiB / 256);
+      for (int i = 0; i < 40; ++i) two.EndClaim(kGiB / 256);
       if (!two.Claim(kGiB / 4).ok()) wrong += "a claim that fits was refused; ";
       if (std::chrono::steady_clock::now() - began > std::chrono::seconds(5)) wrong += "they waited; ";
       frozen.Thaw();
       // What was claimed meanwhile is written now: 2 GiB + 352 MiB of 2.75 GiB.
       const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-      while (one.Claim(kGiB / 2).ok() && std::chrono::steady_clock::now() < until) one.Settle(kGiB / 2);
+      while (one.Claim(kGiB / 2).ok() && std::chrono::steady_clock::now() < until) one.EndClaim(kGiB / 2);
       if (one.Claim(kGiB / 2).ok()) wrong += "what was claimed meanwhile is not in the file; ";
     }
     return wrong;

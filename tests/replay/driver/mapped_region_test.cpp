@@ -70,7 +70,7 @@ TEST_F(MappedRegionTest, what_was_kept_stays_and_is_reachable) {
   {
     auto region = MapAnywhere();
     ASSERT_TRUE(region.ok());
-    address = region->Keep();
+    address = region->Detach();
   }
   *reinterpret_cast<std::byte*>(address.value) = std::byte{7};  // NOLINT(performance-no-int-to-ptr)
   EXPECT_TRUE(simulator->Unmap(address, kBytes).ok());
@@ -98,7 +98,7 @@ TEST_F(MappedRegionTest, a_handle_that_was_not_kept_is_released_once) {
   {
     OwnedHandle first(*simulator, kept);
     EXPECT_EQ(first.get(), kept);
-    EXPECT_EQ(first.Keep(), kept);
+    EXPECT_EQ(first.Detach(), kept);
     OwnedHandle second(*simulator, dropped);
     const OwnedHandle moved = std::move(second);
   }

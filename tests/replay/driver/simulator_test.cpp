@@ -525,7 +525,7 @@ TEST(SimulatedFaults, every_call_can_be_made_to_fail) {
       [&] { return sim->ClearAll(kGpu0, extents); },
       [&] { return sim->MomentOf(kGpu0, nullptr).status(); },
       [&] { return sim->Follow(kGpu0, StreamMoment()); },
-      [&] { return sim->Lead(kGpu0, nullptr, In(std::chrono::minutes(1))); },
+      [&] { return sim->MakeStreamWaitForCopies(kGpu0, nullptr, In(std::chrono::minutes(1))); },
       [&] { return sim->AwaitMoment(kGpu0, StreamMoment(), In(std::chrono::minutes(1))); },
       [&] { return sim->OpenLane().status(); },
   };

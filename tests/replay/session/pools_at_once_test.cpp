@@ -24,13 +24,13 @@ TEST_F(PoolsTest, a_resume_without_waiting_is_waited_for_by_the_host_or_by_a_str
   a.simulator->SetWork(Work::kCopies);  // copies are queued and do not end
   ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
   ASSERT_TRUE(pools().WaitOn(pool, nullptr).ok()) << "the host waits until the copies are queued, and no longer";
-  EXPECT_EQ(a.simulator->Calls("Lead"), 1U);
+  EXPECT_EQ(a.simulator->Calls("MakeStreamWaitForCopies"), 1U);
   EXPECT_EQ(StateOf(pool), "resuming");
   a.simulator->SetWork(Work::kNone);
   ASSERT_TRUE(pools().Wait(pool).ok());
   EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
   EXPECT_TRUE(pools().WaitOn(pool, nullptr).ok()) << "nothing to wait for";
-  EXPECT_EQ(a.simulator->Calls("Lead"), 1U);
+  EXPECT_EQ(a.simulator->Calls("MakeStreamWaitForCopies"), 1U);
 }
 
 // The program's stream goes on behind the copies, so memory that it writes to must not be taken back.

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 
+#include "statemachine/check.h"
 #include "statemachine/event.h"
 
 namespace amem {
@@ -106,7 +107,7 @@ class Backup::Queue {
 };
 
 Backup::Backup(Copier& copier, PinnedSupply& supply, BackupOptions options)
-    : copier_(copier), options_(options), supply_(supply), pinned_(supply) {}
+    : copier_(copier), options_(options), supply_(supply), table_(supply, options.without_copy) {}
 
 Backup::~Backup() {
   if (fork_.InChild()) return;
@@ -120,7 +121,7 @@ Status Backup::Save(std::span<const Item> items, ScanMode mode) {
   if (contents_ == Contents::kLost) ForgetLost();
   if (contents_ == Contents::kForgotten || contents_ == Contents::kLost)
     return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
-  pinned_.SuspendPinning(true);
+  table_.memory().SuspendPinning(true);
   if (contents_ == Contents::kNone) BeginSave();
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kLost;  // if any of this fails
@@ -134,7 +135,7 @@ Status Backup::Save(std::span<const Item> items, ScanMode mode) {
     AMEM_TRY(saved.Within(fmt::format("save contents on device {}", device.value)));
   }
   contents_ = Contents::kQueued;
-  pinned_.Unpromise();
+  table_.memory().Unpromise();
   return {};
 }
 
@@ -144,28 +145,24 @@ Status Backup::FindRoom(std::span<const Item> items) {
   Bytes total = 0;
   for (const Item& item : items) total += item.bytes;
   const Bytes guess = scan_mode_ == ScanMode::kBeside ? total : Expected(total);
-  Status room = pinned_.Promise(guess - std::min(guess, KeptFor(items)));
+  Status room = table_.memory().Promise(guess - std::min(guess, table_.RetainedFor(items)));
   if (room.ok()) return room;
   Bytes exactly = 0;
   for (const auto& [device, own] : ByDevice(items)) {
     AMEM_TRY(InBatches(own, options_.scan, [&](std::span<const Item> some) -> Status {
       const auto found = Scan(some);
-      if (found.ok()) exactly += RoomFor(WhatToSave(some, *found));
+      if (found.ok()) exactly += ContentsTable::RoomFor(WhatToSave(some, *found));
       return found.status();
     }));
   }
-  room = pinned_.Promise(exactly);
-  if (room.ok() || kept_.empty() || !saved_.empty()) return room;
-  kept_.clear();
-  had_copy_ = false;
-  pinned_.TakeBack();
-  return FindRoom(items);
+  room = table_.memory().Promise(exactly);
+  return room.ok() || !table_.DropRetained() ? room : FindRoom(items);
 }
 
 Result<NonZero> Backup::Scan(std::span<const Item> items) {
   const DeviceOrdinal device = items.front().device;
   if (scan_mode_ == ScanMode::kIdle || copier_.CanScanNow(device))
-    return copier_.FindNonZero(device, ExtentsOf(items), pauses_without_copy_ > 0 ? nullptr : supply_.key(), until_);
+    return copier_.FindNonZero(device, ExtentsOf(items), table_.Hashes() ? supply_.key() : nullptr, until_);
   return Unscanned(ExtentsOf(items), "loading kernels would wait for those of the program");
 }
 
@@ -174,15 +171,14 @@ Status Backup::ScanAndSave(std::span<const Item> items) {
   const auto found = Scan(items);
   const std::uint64_t looked = MonotonicNs() - began;
   if (!found.ok()) return found.status();
-  {
-    const std::lock_guard lock(mutex_);
-    statistics_.scan_ns += looked;
-    if (!found->unscanned.empty()) statistics_.unscanned = found->unscanned;
-  }
+  counters_.Change([&](BackupStatistics& counted) {
+    counted.scan_ns += looked;
+    if (!found->unscanned.empty()) counted.unscanned = found->unscanned;
+  });
   std::vector<Wanted> wanted = WhatToSave(items, *found);
-  if (options_.compare) AMEM_TRY(CompareKept(items, wanted));
-  if (FreesKept(items, wanted)) wanted = WhatToSave(items, *found);
-  AMEM_TRY(pinned_.Promise(RoomFor(wanted)));
+  if (options_.compare) AMEM_TRY(CompareRetained(items, wanted));
+  if (table_.FreesRetained(items, wanted)) wanted = WhatToSave(items, *found);
+  AMEM_TRY(table_.memory().Promise(ContentsTable::RoomFor(wanted)));
   std::size_t unit = 0;
   return InBatches(items, options_.batch, [&](std::span<const Item> batch) {
     std::size_t units = 0;
@@ -200,9 +196,7 @@ Status Backup::SaveBatch(std::span<const Item> items, std::span<const Wanted> wa
   BackupStatistics sums;
   std::size_t next = 0;
   for (const Item& item : items) {
-    SavedItem& saved = saved_[{item.allocation, item.offset}];
-    for (const Unit& unit : saved.units) FreeRoom(unit);
-    saved = {item.bytes, std::vector<Unit>(UnitsOf(item.bytes)), device, true};
+    SavedItem& saved = table_.Renew(item);
     Bytes done = 0;
     for (Unit& unit : saved.units) {
       const Bytes at = std::exchange(done, done + kUnitBytes);
@@ -219,70 +213,45 @@ Status Backup::SaveBatch(std::span<const Item> items, std::span<const Wanted> wa
   }
   AMEM_TRY(queue.Flush());
   AMEM_ASSIGN(const auto mark, copier_.Mark(device));
-  for (const Item& item : items) saved_[{item.allocation, item.offset}].mark = mark;
-  const std::lock_guard lock(mutex_);
-  statistics_.bytes_total += sums.bytes_total;
-  statistics_.bytes_saved += sums.bytes_saved;
-  statistics_.bytes_unchanged += sums.bytes_unchanged;
-  statistics_.bytes_zero += sums.bytes_total - sums.bytes_saved - sums.bytes_unchanged;
+  for (const Item& item : items) {
+    SavedItem* const saved = table_.Find(item);
+    AMEM_CHECK(saved != nullptr, item.allocation, item.offset);
+    saved->mark = mark;
+  }
+  counters_.Change([&](BackupStatistics& counted) {
+    counted.bytes_total += sums.bytes_total;
+    counted.bytes_saved += sums.bytes_saved;
+    counted.bytes_unchanged += sums.bytes_unchanged;
+    counted.bytes_zero += sums.bytes_total - sums.bytes_saved - sums.bytes_unchanged;
+  });
   return {};
 }
 
-// The room that was kept, or as much of it as is needed, else a new one.
+std::vector<Backup::Wanted> Backup::WhatToSave(std::span<const Item> items, const NonZero& found) {
+  return table_.WhatToSave(items, found, scan_mode_ == ScanMode::kBeside, options_.dense);
+}
+
 Status Backup::MakeRoom(const Wanted& wanted, Unit& unit) {
-  const Unit kept = wanted.kept == nullptr ? Unit{} : std::exchange(*wanted.kept, Unit{});
-  const std::uint32_t pages = wanted.unchanged ? kept.stored : wanted.pages;
-  const Bytes has = SizeOf(kept.stored), needs = SizeOf(pages);
-  if (has >= needs) {
-    unit.at = kept.at;
-    unit.stored = pages;
-    pinned_.Free(kept.at + needs, has - needs);
-    return {};
-  }
-  FreeRoom(kept);
-  AMEM_ASSIGN(const auto room, pinned_.Take(needs, until_));
-  unit.at = room.at;
-  unit.stored = pages;
+  AMEM_ASSIGN(const auto room, table_.MakeRoom(wanted, unit, until_));
   if (room.pinned_now == 0) return {};
-  const std::lock_guard lock(mutex_);
-  statistics_.pin_ns += room.pin_ns;
-  statistics_.pinned_in_save += room.pinned_now * supply_.chunk();
-  return {};
-}
-
-void Backup::FreeRoom(const Unit& unit) { pinned_.Free(unit.at, SizeOf(unit.stored)); }
-
-Status Backup::EachPiece(const Unit& unit, const auto& one) const {
-  Bytes at = unit.at;
-  for (unsigned page = 0; page < kUnitPages;) {
-    const std::uint32_t rest = unit.stored >> page;
-    if (rest == 0) break;
-    page += static_cast<unsigned>(std::countr_zero(rest));
-    const auto run = static_cast<unsigned>(std::countr_one(unit.stored >> page));
-    const Bytes bytes = Bytes{run} * kPageBytes;
-    for (Bytes done = 0; done < bytes;) {
-      const PinnedMemory::Piece piece = pinned_.PieceAt(at + done, bytes - done);
-      AMEM_TRY(one(Bytes{page} * kPageBytes + done, piece));
-      done += piece.bytes;
-    }
-    at += bytes;
-    page += run;
-  }
+  counters_.Change([&](BackupStatistics& counted) {
+    counted.pin_ns += room.pin_ns;
+    counted.pinned_in_save += room.pinned_now * supply_.chunk();
+  });
   return {};
 }
 
 Status Backup::QueueUnit(Queue& queue, Address address, const Unit& unit, bool engine) {
-  return EachPiece(unit,
-                   [&](Bytes offset, const PinnedMemory::Piece& piece) { return queue.Add(address + offset, piece, engine); });
+  return table_.EachPiece(
+      unit, [&](Bytes offset, const PinnedMemory::Piece& piece) { return queue.Add(address + offset, piece, engine); });
 }
 
 Status Backup::AwaitSaved(AllocationId allocation) {
   if (contents_ == Contents::kSaved) return {};
   if (contents_ != Contents::kQueued) return {Code::kInvalid, "wait for contents to be saved: nothing is being saved"};
-  auto it = saved_.lower_bound({allocation, 0});
-  for (; it != saved_.end() && it->first.first == allocation; ++it) {
-    AMEM_TRY(copier_.Await(it->second.device, it->second.mark, until_));
-    it->second.done = true;
+  for (auto& [key, saved] : table_.Of(allocation)) {
+    AMEM_TRY(copier_.Await(saved.device, saved.mark, until_));
+    saved.done = true;
   }
   return {};
 }
@@ -290,14 +259,14 @@ Status Backup::AwaitSaved(AllocationId allocation) {
 Status Backup::Restore(std::span<const Item> items) {
   if (contents_ == Contents::kQueued) return {Code::kInvalid, "restore contents: they are not saved before Finish is OK"};
   for (const Item& item : items) {
-    auto* const it = FindIn(saved_, {item.allocation, item.offset});
+    const SavedItem* const it = table_.Find(item);
     // An item whose save has ended is whole, even if the rest was lost.
     if (contents_ == Contents::kLost && (it == nullptr || !it->done))
       return {Code::kInvalid, "restore contents of " + Name(item) + ": saving them failed"};
     if (it == nullptr) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
     if (it->bytes != item.bytes) return {Code::kNotFound, fmt::format("the backup has {} bytes of {}", it->bytes, Name(item))};
   }
-  pinned_.SuspendPinning(true);
+  table_.memory().SuspendPinning(true);
   if (queued_.empty()) began_ns_ = MonotonicNs();
   for (const auto& [device, own] : ByDevice(items))
     AMEM_TRY(RestoreOn(device, own).Within(fmt::format("restore contents on device {}", device.value)));
@@ -310,21 +279,25 @@ Status Backup::RestoreOn(DeviceOrdinal device, std::span<const Item> items) {
   AMEM_TRY(InBatches(items, options_.batch, [&](std::span<const Item> batch) { return RestoreBatch(device, batch); }));
   AMEM_ASSIGN(const auto mark, copier_.Mark(device));
   for (const Item& item : items) {
-    SavedItem& saved = saved_.at({item.allocation, item.offset});
-    saved.mark = mark;
-    saved.restoring = true;
+    SavedItem* const saved = table_.Find(item);
+    AMEM_CHECK(saved != nullptr, item.allocation, item.offset);
+    saved->mark = mark;
+    saved->restoring = true;
   }
   return {};
 }
 
 Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
   std::vector<Item> sparse;
-  for (const Item& item : items)
-    if (!saved_.at({item.allocation, item.offset}).whole) sparse.push_back(item);
+  for (const Item& item : items) {
+    const SavedItem* const saved = table_.Find(item);
+    AMEM_CHECK(saved != nullptr, item.allocation, item.offset);  // Restore has seen it
+    if (!saved->whole) sparse.push_back(item);
+  }
   if (!sparse.empty()) AMEM_TRY(copier_.ClearAll(device, Joined(sparse)));
   Queue queue(copier_, device, false);
   for (const Item& item : items) {
-    const SavedItem& saved = saved_.at({item.allocation, item.offset});
+    const SavedItem& saved = *table_.Find(item);
     Address to = item.address;
     for (const Unit& unit : saved.units) {
       if (unit.stored != 0) AMEM_TRY(QueueUnit(queue, to, unit, saved.whole && options_.dense <= 1));
@@ -335,9 +308,7 @@ Status Backup::RestoreBatch(DeviceOrdinal device, std::span<const Item> items) {
 }
 
 Status Backup::AwaitRestored(AllocationId allocation) {
-  auto it = saved_.lower_bound({allocation, 0});
-  for (; it != saved_.end() && it->first.first == allocation; ++it) {
-    SavedItem& saved = it->second;
+  for (auto& [key, saved] : table_.Of(allocation)) {
     if (saved.restoring && queued_.contains(saved.device)) AMEM_TRY(copier_.Await(saved.device, saved.mark, until_));
     saved.restoring = false;
   }
@@ -369,12 +340,12 @@ Status Backup::ReadBack(std::span<const Item> items,
 }
 
 Status Backup::Compare(std::span<const Item> items) {
-  for (const Item& item : items) {
-    if (!saved_.contains({item.allocation, item.offset}))
-      return {Code::kNotFound, "the backup has no contents of " + Name(item)};
-  }
+  for (const Item& item : items)
+    if (table_.Find(item) == nullptr) return {Code::kNotFound, "the backup has no contents of " + Name(item)};
   return ReadBack(items, [&](const Item& item, std::size_t unit, std::span<const std::byte> found) -> Status {
-    const auto differs = FirstDifference(saved_.at({item.allocation, item.offset}).units[unit], found);
+    const std::vector<Unit>& units = table_.Find(item)->units;
+    AMEM_CHECK(unit < units.size(), item.allocation, item.offset);
+    const auto differs = table_.FirstDifference(units[unit], found);
     if (!differs) return {};
     return {Code::kBroken, fmt::format("compare contents of {} with what was saved: they differ at byte {}", Name(item),
                                        unit * kUnitBytes + *differs)};
@@ -382,29 +353,17 @@ Status Backup::Compare(std::span<const Item> items) {
 }
 
 // What the hash says is unchanged.
-Status Backup::CompareKept(std::span<const Item> items, std::span<const Wanted> wanted) {
+Status Backup::CompareRetained(std::span<const Item> items, std::span<const Wanted> wanted) {
   if (std::ranges::none_of(wanted, &Wanted::unchanged)) return {};
   std::size_t next = 0;  // all units of all items come in their order
   return ReadBack(items, [&](const Item& item, std::size_t unit, std::span<const std::byte> found) -> Status {
     const Wanted& one = wanted[next++];
-    const auto differs = one.unchanged ? FirstDifference(*one.kept, found) : std::nullopt;
+    const auto differs = one.unchanged ? table_.FirstDifference(*one.kept, found) : std::nullopt;
     if (!differs) return {};
     return {Code::kBroken, fmt::format("compare contents of {} with the copy that was kept: they differ at byte {}, and their "
                                        "hash is the same",
                                        Name(item), unit * kUnitBytes + *differs)};
   });
-}
-
-// What is not stored is zero.
-std::optional<Bytes> Backup::FirstDifference(const Unit& unit, std::span<const std::byte> found) const {
-  std::vector<std::byte> expected(found.size());
-  static_cast<void>(EachPiece(unit, [&](Bytes offset, const PinnedMemory::Piece& piece) {
-    std::memcpy(expected.data() + offset, piece.at, piece.bytes);
-    return Status{};
-  }));
-  const auto differs = std::ranges::mismatch(expected, found);
-  if (differs.in1 == expected.end()) return {};
-  return static_cast<Bytes>(differs.in1 - expected.begin());
 }
 
 Status Backup::Finish() {
@@ -413,75 +372,88 @@ Status Backup::Finish() {
   std::set<DeviceOrdinal> unfinished;  // ForgetAll waits for them once more, before their host memory is used again
   for (const DeviceOrdinal device : queued_) {
     Status done = copier_.FinishCopies(device, until_);
-    for (auto& [key, saved] : saved_) saved.done |= done.ok() && contents_ == Contents::kQueued && saved.device == device;
+    if (done.ok() && contents_ == Contents::kQueued) table_.NoteDone(device);
     if (done.ok()) continue;
     unfinished.insert(device);
     if (first.ok()) first = std::move(done);
   }
-  if (any) {
-    const std::lock_guard lock(mutex_);
-    (contents_ == Contents::kSaved ? statistics_.restore_ns : statistics_.save_copy_ns) = MonotonicNs() - began_ns_;
-  }
+  if (any)
+    counters_.Change([&](BackupStatistics& counted) {
+      (contents_ == Contents::kSaved ? counted.restore_ns : counted.save_copy_ns) = MonotonicNs() - began_ns_;
+    });
   queued_ = std::move(unfinished);
   if (contents_ == Contents::kQueued) {
     contents_ = first.ok() ? Contents::kSaved : Contents::kLost;
-    if (first.ok()) FreeKept();
+    if (first.ok()) table_.FreeRetained();
   }
-  pinned_.SuspendPinning(false);
+  table_.memory().SuspendPinning(false);
   return first;
 }
 
-// The rest is where it was: its memory goes only once it is saved.
+void Backup::BeginSave() {
+  counters_.Change([](BackupStatistics& counted) { counted = {}; });
+  table_.BeginSave();
+}
+
 void Backup::ForgetLost() {
   if (!queued_.empty()) static_cast<void>(Finish());
   if (!queued_.empty()) return;
-  std::erase_if(saved_, [this](const auto& item) {
-    if (!item.second.done)
-      for (const Unit& unit : item.second.units) FreeRoom(unit);
-    return !item.second.done;
-  });
+  const bool any = table_.ForgetUnended();
   contents_ = Contents::kSaved;
-  if (saved_.empty()) ForgetAll();
+  if (!any) ForgetAll();
 }
 
 void Backup::ForgetAll() {
   if (!queued_.empty()) static_cast<void>(Finish());
-  saved_.clear();
-  kept_.clear();
+  table_.ForgetRows();
   contents_ = Contents::kForgotten;
   if (!queued_.empty()) return;  // copies that have not ended still use the memory, which must serve nothing else
   contents_ = Contents::kNone;
-  pinned_.TakeBack();
+  table_.memory().TakeBack();
 }
 
-bool Backup::Has(AllocationId allocation) const {
-  const auto it = saved_.lower_bound({allocation, 0});
-  return it != saved_.end() && it->first.first == allocation;
+void Backup::RetainCopy() {
+  if (!queued_.empty()) static_cast<void>(Finish());
+  if (contents_ == Contents::kNone) return;
+  const BackupStatistics last = counters_.Copy();
+  if (contents_ != Contents::kSaved || !queued_.empty() ||
+      table_.CopyIsOfLittleUse({last.bytes_total, last.bytes_saved + last.bytes_unchanged, last.bytes_unchanged}))
+    return ForgetAll();
+  contents_ = Contents::kNone;
+  table_.Retain();
 }
+
+void Backup::Abandon(bool undisturbed) {
+  if (contents_ == Contents::kNone) return;
+  const Bytes pinned = counters_.Copy().pinned_in_save;
+  if (undisturbed && contents_ == Contents::kSaved && pinned == 0) return RetainCopy();
+  ForgetAll();
+  if (contents_ == Contents::kNone) supply_.GiveBack(pinned);
+}
+
+bool Backup::Has(AllocationId allocation) const { return !table_.Of(allocation).empty(); }
 
 std::vector<Backup::Item> Backup::ItemsOf(AllocationId allocation) const {
   std::vector<Item> items;
-  auto it = saved_.lower_bound({allocation, 0});
-  for (; it != saved_.end() && it->first.first == allocation; ++it)
-    items.push_back({allocation, it->second.device, {}, it->second.bytes, it->first.second});
+  for (const auto& [key, saved] : table_.Of(allocation))
+    items.push_back({allocation, saved.device, {}, saved.bytes, key.second});
   return items;
 }
 
 Bytes Backup::Expected(Bytes contents) const {
-  const std::lock_guard lock(mutex_);
-  const auto total = static_cast<double>(statistics_.bytes_total);
-  const auto stored = static_cast<double>(statistics_.bytes_saved + statistics_.bytes_unchanged);
+  const BackupStatistics last = counters_.Copy();
+  const auto total = static_cast<double>(last.bytes_total);
+  const auto stored = static_cast<double>(last.bytes_saved + last.bytes_unchanged);
   const double share = total > 0 ? 1.1 * stored / total : options_.first_guess;
   return std::min(contents, static_cast<Bytes>(static_cast<double>(contents) * share) + supply_.chunk());
 }
 
 BackupStatistics Backup::Statistics() const {
   const PinnedSupply::Statistics pinned = supply_.Count();
-  const std::lock_guard lock(mutex_);
-  BackupStatistics all = statistics_;
+  BackupStatistics all = counters_.Copy();
   all.pinned_bytes = pinned.pinned_bytes;
-  all.held_bytes = pinned_.held_bytes();
-  all.kept_bytes = pinned_.kept_bytes();
+  all.held_bytes = table_.memory().held_bytes();
+  all.kept_bytes = table_.memory().kept_bytes();
   all.not_prepared = pinned.not_prepared;
   return all;
 }

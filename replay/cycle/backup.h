@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "replay/cycle/contents_table.h"
 #include "replay/cycle/pinned_memory.h"
 #include "replay/driver/driver.h"
 #include "replay/driver/unfinished_copies.h"
@@ -69,14 +70,7 @@ struct BackupStatistics {
 // for any.
 class Backup : NoCopies {
  public:
-  // A part of an allocation, mapped at `address` with access for `device`; address and bytes are multiples of 4096.
-  struct Item {
-    AllocationId allocation;
-    DeviceOrdinal device;
-    Address address;
-    Bytes bytes = 0;
-    Bytes offset = 0;  // in the allocation; with it, the name of what is saved
-  };
+  using Item = ContentItem;
 
   Backup(Copier& copier, PinnedSupply& supply, BackupOptions options = {});  // both outlive it
   // What is waited for below is waited for no longer: a cycle calls this when it begins, and when it begins to undo.
@@ -121,78 +115,57 @@ class Backup : NoCopies {
   [[nodiscard]] BackupStatistics Statistics() const;
 
  private:
-  using Key = std::pair<AllocationId, Bytes>;  // allocation and offset
-  struct Unit {                                // of an item: kUnitBytes, the last one may be less
-    ContentHash hash;
-    Bytes at = 0;              // the room of what is stored
-    std::uint32_t stored = 0;  // which pages that is, one behind the other; the others are zero
-    bool hashed = false;
-  };
-  struct SavedItem {
-    Bytes bytes = 0;
-    std::vector<Unit> units;
-    DeviceOrdinal device;
-    bool whole = false;      // all pages are stored
-    std::uint64_t mark = 0;  // the driver's, of the copies that were queued last
-    bool done = false;       // it is saved, whatever happens to the rest
-    bool restoring = false;  // the mark is of its restore
-  };
+  using Unit = ContentsTable::Unit;
+  using SavedItem = ContentsTable::SavedItem;
+  using Wanted = ContentsTable::Wanted;
   // kForgotten: nothing is kept, but copies are still under way.
   enum class Contents : std::uint8_t { kNone, kQueued, kSaved, kLost, kForgotten };
-  class Queue;                // of parts that lie one after the other in host memory
-  class KeptOnes;             // in the order of an item's units
-  struct Wanted {             // of a unit
-    std::uint32_t pages = 0;  // to be stored
-    Unit* kept = nullptr;     // of before; null: nothing
-    bool unchanged = false;   // since then
-    bool engine = false;      // copied by a copy engine
-    bool travels = false;     // although it is unchanged
-  };
+  class Queue;  // of parts that lie one after the other in host memory
 
   void BeginSave();
   void ForgetLost();
   Status FindRoom(std::span<const Item> items);
-  [[nodiscard]] Bytes KeptFor(std::span<const Item> items);
-  bool CopyIsOfLittleUse();
   Status ScanAndSave(std::span<const Item> items);  // of one device, as the next
   Result<NonZero> Scan(std::span<const Item> items);
   std::vector<Wanted> WhatToSave(std::span<const Item> items, const NonZero& found);
-  static void Bridge(std::span<Wanted> units);
-  static Bytes RoomFor(std::span<const Wanted> wanted);
-  bool FreesKept(std::span<const Item> items, std::span<const Wanted> wanted);
   Status SaveBatch(std::span<const Item> items, std::span<const Wanted> wanted, std::span<const ContentHash> hashes);
   Status MakeRoom(const Wanted& wanted, Unit& unit);
-  void FreeRoom(const Unit& unit);
-  void FreeKept();
-  // Calls one(offset in the unit, piece of host memory) for all that is stored.
-  Status EachPiece(const Unit& unit, const auto& one) const;
   Status QueueUnit(Queue& queue, Address address, const Unit& unit, bool engine);
   Status RestoreOn(DeviceOrdinal device, std::span<const Item> items);
   Status RestoreBatch(DeviceOrdinal device, std::span<const Item> items);
   // Calls one(item, unit, its bytes) for all units of all items, in their order.
   Status ReadBack(std::span<const Item> items,
                   const std::function<Status(const Item&, std::size_t, std::span<const std::byte>)>& one);
-  Status CompareKept(std::span<const Item> items, std::span<const Wanted> wanted);
-  [[nodiscard]] std::optional<Bytes> FirstDifference(const Unit& unit, std::span<const std::byte> found) const;
+  Status CompareRetained(std::span<const Item> items, std::span<const Wanted> wanted);
+
+  // What counts, for any thread; but for what the supply counts.
+  class Counters {
+   public:
+    void Change(const auto& change) {
+      const std::lock_guard lock(mutex_);
+      change(counted_);
+    }
+    [[nodiscard]] BackupStatistics Copy() const {
+      const std::lock_guard lock(mutex_);
+      return counted_;
+    }
+
+   private:
+    mutable std::mutex mutex_;
+    BackupStatistics counted_;
+  };
 
   Copier& copier_;
   Deadline until_ = Deadline::max();
   const BackupOptions options_;
   const ForkGuard fork_;
   PinnedSupply& supply_;
-  PinnedMemory pinned_;
-
-  std::map<Key, SavedItem> saved_;
-  std::map<Key, SavedItem> kept_;     // of before; nothing is saved there any more
-  bool had_copy_ = false;             // when what is saved was
-  unsigned pauses_without_copy_ = 0;  // pauses after which a copy is kept again; until then nothing is hashed
-  std::set<DeviceOrdinal> queued_;    // on which something is
+  ContentsTable table_;
+  std::set<DeviceOrdinal> queued_;  // on which something is
   Contents contents_ = Contents::kNone;
   ScanMode scan_mode_ = ScanMode::kIdle;  // of the save
   std::uint64_t began_ns_ = 0;            // the copies that are queued
-
-  mutable std::mutex mutex_;                                    // over statistics_
-  BackupStatistics statistics_;                                 // but for what the supply counts
+  Counters counters_;
   UnfinishedCopies<std::unique_ptr<PinnedBuffer>> unfinished_;  // of comparisons
 };
 

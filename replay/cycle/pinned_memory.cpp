@@ -1,26 +1,15 @@
 #include "replay/cycle/pinned_memory.h"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "journal/base/clock.h"
 #include "journal/base/no_memory.h"
-#include "journal/base/thread.h"
 
 namespace amem {
 namespace {
-
-constexpr std::chrono::minutes kPieceAtMost{1};  // pinning takes some 10 ms unless the driver hangs
-constexpr int kNiceness = 10;
-// The program's calls of the driver do not get their turn while a thread registers memory without a break: one took 50 to 120
-// ms beside 2 GiB (H100, driver 580). A buffer of 32 MiB takes 1 to 2 ms.
-constexpr std::chrono::milliseconds kBreak{1};
 
 PinnedSupply::Options WithKey(PinnedSupply::Options options) {
   if (options.key != nullptr) return options;
@@ -29,8 +18,8 @@ PinnedSupply::Options WithKey(PinnedSupply::Options options) {
   return options;
 }
 
-Bytes HeldOf(const PinnedSupply::Buffers& buffers) {  // without those that serve others
-  return buffers.size() - static_cast<Bytes>(std::count(buffers.begin(), buffers.end(), nullptr));
+std::size_t HeldOf(const PinnedSupply::Buffers& buffers) {  // without those that serve others
+  return buffers.size() - static_cast<std::size_t>(std::count(buffers.begin(), buffers.end(), nullptr));
 }
 
 void Forget(PinnedSupply::Buffers& buffers) {
@@ -39,29 +28,89 @@ void Forget(PinnedSupply::Buffers& buffers) {
 
 }  // namespace
 
+std::unique_ptr<PinnedBuffer> UnusedBuffers::TakeIdle() {
+  auto buffer = std::move(idle_.back());
+  idle_.pop_back();
+  return buffer;
+}
+
+std::size_t UnusedBuffers::RetainedFor(const PinnedMemory& owner) const {
+  const auto it = std::ranges::find(retained_, &owner, &OfOwner::owner);
+  return it == retained_.end() ? 0 : HeldOf(it->buffers);
+}
+
+std::size_t UnusedBuffers::Retained() const {
+  std::size_t all = 0;
+  for (const OfOwner& one : retained_) all += HeldOf(one.buffers);
+  return all;
+}
+
+UnusedBuffers::Buffers UnusedBuffers::Reclaim(const PinnedMemory& owner) {
+  const auto it = std::ranges::find(retained_, &owner, &OfOwner::owner);
+  if (it == retained_.end()) return {};
+  Buffers buffers = std::move(it->buffers);
+  retained_.erase(it);
+  return buffers;
+}
+
+// What an owner has lost all of is not retained.
+void UnusedBuffers::FreeRetained() {
+  Buffers& buffers = retained_.front().buffers;
+  const auto last = std::ranges::find_if(buffers.rbegin(), buffers.rend(), [](const auto& one) { return one != nullptr; });
+  auto buffer = std::move(*last);
+  while (!buffers.empty() && buffers.back() == nullptr) buffers.pop_back();
+  if (buffers.empty()) retained_.erase(retained_.begin());
+  idle_.push_back(std::move(buffer));
+}
+
+void UnusedBuffers::Forget() {
+  amem::Forget(idle_);
+  for (OfOwner& one : retained_) amem::Forget(one.buffers);
+}
+
+Bytes HostMemoryDemand::Sum() const {
+  Bytes sum = 0;
+  for (const auto& [scope, bytes] : wanted_) sum += bytes;
+  return sum;
+}
+
+Bytes HostMemoryDemand::Target(Bytes nccl_limit, Bytes pools_limit) const {
+  Bytes nccl = 0, pools = 0;
+  for (const auto& [scope, bytes] : wanted_) (scope ? pools : nccl) += bytes;
+  return std::min(nccl, nccl_limit) + std::min(pools, pools_limit);
+}
+
+Bytes HostMemoryDemand::SpareAbove(Bytes used) {
+  constexpr Bytes kLittle = Bytes{64} << 20;  // below this a scope wants nothing ahead
+  recently_used_ = std::max(used, recently_used_ - recently_used_ / 8);
+  const Bytes most = std::max({most_wanted_, most_before_, recently_used_});
+  most_before_ = std::exchange(most_wanted_, Sum());
+  return most + std::max(most / 8, kLittle);
+}
+
 PinnedSupply::PinnedSupply(Copier& copier, Options options)
     : copier_(copier),
       options_(WithKey(std::move(options))),
       claims_(options_.claims, [this] { return copier_.HostMemory(); }),
+      thread_(mutex_, fork_, options_.quiet, ForThread()),
       pages_(copier, options_.chunk, options_.prepare_threads,
              {[this] { return ClaimPiece().ok(); }, [this] { claims_.EndClaim(options_.chunk); }}) {}
 
 PinnedSupply::~PinnedSupply() {
   if (fork_.InChild()) {  // the driver's memory does not survive a fork
-    Forget(idle_);
-    for (Kept& kept : kept_) Forget(kept.buffers);
+    unused_.Forget();
     return;
   }
-  if (!StopPreparing()) thread_->join();
+  if (!StopPreparing()) thread_.Join();
 }
 
 void PinnedSupply::WantPages() {
   const auto pieces = [&](Bytes wanted, Bytes there) {
     return (wanted - std::min(wanted, there) + options_.chunk - 1) / options_.chunk;
   };
-  if (const std::size_t now = pieces(promised_, IdleBytes() + Coming()); now > 0)
+  if (const std::size_t now = pieces(promised_.bytes, IdleBytes() + Coming()); now > 0)
     return pages_.Want(now, PageSupply::Haste::kNow);
-  pages_.Want(pieces(target_, statistics_.pinned_bytes + Coming()), PageSupply::Haste::kAhead);
+  pages_.Want(pieces(thread_.target(), statistics_.pinned_bytes + Coming()), PageSupply::Haste::kAhead);
 }
 
 // What is promised and not yet populated.
@@ -73,20 +122,20 @@ Status PinnedSupply::Promise(Bytes bytes) {
   if (fork_.InChild()) return {};
   const std::lock_guard lock(mutex_);
   const auto more = [&] {
-    const Bytes missing = Missing(promised_ + bytes);
-    return missing - std::min(missing, reserved_);
+    const Bytes missing = Missing(promised_.bytes + bytes);
+    return missing - std::min(missing, promised_.claimed);
   };
   // What others keep comes before more is pinned than was wanted for all, and before the host is asked for what it has not got.
-  const Bytes wanted = Target(), there = statistics_.pinned_bytes + reserved_ + pages_.Pieces() * options_.chunk;
-  while (!kept_.empty() && more() > wanted - std::min(wanted, there)) idle_.push_back(TakeKept());
+  const Bytes wanted = Target(), there = statistics_.pinned_bytes + promised_.claimed + pages_.Pieces() * options_.chunk;
+  while (unused_.AnyRetained() && more() > wanted - std::min(wanted, there)) unused_.FreeRetained();
   Status claimed = claims_.Claim(more());
-  while (!claimed.ok() && !kept_.empty()) {
-    idle_.push_back(TakeKept());
+  while (!claimed.ok() && unused_.AnyRetained()) {
+    unused_.FreeRetained();
     claimed = claims_.Claim(more());
   }
   AMEM_TRY(claimed);
-  reserved_ += more();
-  promised_ += bytes;
+  promised_.claimed += more();
+  promised_.bytes += bytes;
   WantPages();
   return {};
 }
@@ -94,8 +143,8 @@ Status PinnedSupply::Promise(Bytes bytes) {
 Status PinnedSupply::ClaimPiece() {
   {
     const std::lock_guard lock(mutex_);
-    if (reserved_ >= options_.chunk) {
-      reserved_ -= options_.chunk;
+    if (promised_.claimed >= options_.chunk) {
+      promised_.claimed -= options_.chunk;
       return {};
     }
   }
@@ -113,9 +162,9 @@ Result<std::unique_ptr<PinnedBuffer>> PinnedSupply::Pin(std::unique_ptr<HostPage
 void PinnedSupply::Unpromise(Bytes bytes) {
   if (fork_.InChild()) return;
   const std::lock_guard lock(mutex_);
-  promised_ -= bytes;
-  const Bytes needed = std::min(reserved_, Missing(promised_));
-  claims_.EndClaim(std::exchange(reserved_, needed) - needed);
+  promised_.bytes -= bytes;
+  const Bytes needed = std::min(promised_.claimed, Missing(promised_.bytes));
+  claims_.EndClaim(std::exchange(promised_.claimed, needed) - needed);
   WantPages();
 }
 
@@ -129,15 +178,14 @@ Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
   if (!TryLockUntil(mutex_, until)) return late("another thread has not let go of the supply");
   std::unique_lock lock(mutex_, std::adopt_lock);
   bool pinned_now = false;
-  while (idle_.empty()) {
+  while (unused_.idle() == 0) {
     pinned_now = true;
-    if (pinning_) {  // the buffer that the thread is pinning comes first
-      if (!changed_->wait_until(lock, until, [&] { return !pinning_; }))
-        return late("a call of the driver that pins ahead has not returned");
+    if (thread_.pinning()) {  // the buffer that the thread is pinning comes first
+      if (!thread_.AwaitPiece(lock, until)) return late("a call of the driver that pins ahead has not returned");
       continue;
     }
-    if (!kept_.empty() && reserved_ == 0 && statistics_.pinned_bytes + options_.chunk > Target()) {
-      idle_.push_back(TakeKept());
+    if (unused_.AnyRetained() && promised_.claimed == 0 && statistics_.pinned_bytes + options_.chunk > Target()) {
+      unused_.FreeRetained();
       continue;
     }
     lock.unlock();
@@ -145,8 +193,8 @@ Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
     if (!pages.ok()) return late("a thread that populates host memory has not ended");
     auto buffer = Pin(*std::move(pages));
     lock.lock();
-    if (!buffer.ok() && !kept_.empty()) {
-      idle_.push_back(TakeKept());
+    if (!buffer.ok() && unused_.AnyRetained()) {
+      unused_.FreeRetained();
       continue;
     }
     if (!buffer.ok()) {
@@ -156,45 +204,27 @@ Result<PinnedSupply::Taken> PinnedSupply::Take(Deadline until) {
     statistics_.pinned_bytes += (*buffer)->size();
     return Taken{*std::move(buffer), true};
   }
-  Taken taken{std::move(idle_.back()), pinned_now};
-  idle_.pop_back();
-  return taken;
+  return Taken{unused_.TakeIdle(), pinned_now};
 }
 
 void PinnedSupply::Give(Buffers buffers) {
   const std::lock_guard lock(mutex_);
-  std::ranges::move(buffers, std::back_inserter(idle_));
+  for (auto& buffer : buffers) unused_.Add(std::move(buffer));
 }
 
 void PinnedSupply::Retain(const PinnedMemory& owner, Buffers buffers) {
   const std::lock_guard lock(mutex_);
-  kept_.push_back({&owner, std::move(buffers)});
+  unused_.Retain(owner, std::move(buffers));
 }
 
 PinnedSupply::Buffers PinnedSupply::Reclaim(const PinnedMemory& owner) {
   const std::lock_guard lock(mutex_);
-  const auto it = std::ranges::find(kept_, &owner, &Kept::owner);
-  if (it == kept_.end()) return {};
-  Buffers buffers = std::move(it->buffers);
-  kept_.erase(it);
-  return buffers;
+  return unused_.Reclaim(owner);
 }
 
-Bytes PinnedSupply::KeptFor(const PinnedMemory& owner) const {
+Bytes PinnedSupply::RetainedFor(const PinnedMemory& owner) const {
   const std::lock_guard lock(mutex_);
-  const auto it = std::ranges::find(kept_, &owner, &Kept::owner);
-  return it == kept_.end() ? 0 : options_.chunk * HeldOf(it->buffers);
-}
-
-// With the lock, and something is kept: of what is kept for longest, the last buffer. What an owner has lost all of is not
-// kept.
-std::unique_ptr<PinnedBuffer> PinnedSupply::TakeKept() {
-  Buffers& buffers = kept_.front().buffers;
-  const auto last = std::ranges::find_if(buffers.rbegin(), buffers.rend(), [](const auto& one) { return one != nullptr; });
-  auto buffer = std::move(*last);
-  while (!buffers.empty() && buffers.back() == nullptr) buffers.pop_back();
-  if (buffers.empty()) kept_.erase(kept_.begin());
-  return buffer;
+  return options_.chunk * unused_.RetainedFor(owner);
 }
 
 PinnedSupply::Statistics PinnedSupply::Count() const {
@@ -202,106 +232,40 @@ PinnedSupply::Statistics PinnedSupply::Count() const {
   return statistics_;
 }
 
-// What all scopes together would take.
-Bytes PinnedSupply::Wanted() const {
-  Bytes sum = 0;
-  for (const auto& [scope, bytes] : wanted_) sum += bytes;
-  return sum;
-}
-
-Bytes PinnedSupply::Target() const {
-  Bytes nccl = 0, pools = 0;
-  for (const auto& [scope, bytes] : wanted_) (scope ? pools : nccl) += bytes;
-  return std::min(nccl, options_.nccl_limit) + std::min(pools, options_.pools_limit);
+PinningThread::Asking PinnedSupply::ForThread() {
+  return {.is_short_of = [this](Bytes target) { return statistics_.pinned_bytes < target; },
+          .pin = [this](const std::function<void()>& quiet) -> PinningThread::Pinned {
+            auto pages = pages_.Take(In(PinningThread::kPieceAtMost));
+            quiet();
+            return Pin(pages.ok() ? *std::move(pages) : nullptr);
+          },
+          .add =
+              [this](PinningThread::Pinned pinned) {
+                if (!pinned.ok()) {
+                  statistics_.not_prepared = pinned.status().message();
+                  return false;
+                }
+                statistics_.pinned_bytes += (*pinned)->size();
+                unused_.Add(*std::move(pinned));
+                return true;
+              },
+          .stops = [this] { pages_.Want(0, PageSupply::Haste::kAhead); }};
 }
 
 void PinnedSupply::Want(PoolId scope, Bytes bytes) {
   if (fork_.InChild()) return;
-  const std::lock_guard threads(thread_mutex_);
-  {
-    const std::lock_guard lock(mutex_);
-    wanted_[scope] = bytes;
-    most_wanted_ = std::max(most_wanted_, Wanted());
-    target_ = Target();
+  const Status wanted = thread_.Want([&](Bytes& target) {
+    demand_.Want(scope, bytes);
+    target = Target();
     WantPages();
-    asked_ = std::chrono::steady_clock::now();
     statistics_.not_prepared.clear();
-    changed_->notify_all();
-    if (preparing_ || statistics_.pinned_bytes >= target_) return;  // the thread will see the new target
-    preparing_ = true;
-  }
-  if (thread_->joinable()) thread_->join();
-  auto started = StartThread("amem-pinning", [this] { PinInBackground(); });
-  if (started.ok()) {
-    *thread_ = *std::move(started);
-    return;
-  }
+  });
+  if (wanted.ok()) return;
   const std::lock_guard lock(mutex_);
-  preparing_ = false;
-  statistics_.not_prepared = started.status().message();
+  statistics_.not_prepared = wanted.message();
 }
 
-void PinnedSupply::PinInBackground() {
-  static_cast<void>(setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNiceness));
-  std::chrono::steady_clock::time_point turn;
-  std::unique_lock lock(mutex_);
-  while (statistics_.pinned_bytes < target_) {
-    if (suspended_ > 0) {
-      changed_->wait(lock);
-      continue;
-    }
-    pinning_ = true;
-    lock.unlock();
-    auto pages = pages_.Take(In(kPieceAtMost));
-    AwaitQuiet(turn);
-    auto buffer = Pin(pages.ok() ? *std::move(pages) : nullptr);
-    turn = std::chrono::steady_clock::now() + kBreak;
-    lock.lock();
-    pinning_ = false;
-    if (buffer.ok()) {
-      statistics_.pinned_bytes += (*buffer)->size();
-      idle_.push_back(*std::move(buffer));
-    } else {
-      statistics_.not_prepared = buffer.status().message();
-      target_ = 0;
-    }
-    changed_->notify_all();
-  }
-  preparing_ = false;
-  changed_->notify_all();
-}
-
-// Returns at once if preparing is to stop or rest: the caller that asked for it may need the buffer that is being pinned.
-void PinnedSupply::AwaitQuiet(std::chrono::steady_clock::time_point not_before) {
-  std::unique_lock lock(mutex_);
-  while (suspended_ == 0 && target_ > 0) {
-    const auto busy = std::chrono::steady_clock::time_point(std::chrono::nanoseconds(busy_ns_.load(std::memory_order_relaxed)));
-    const auto quiet = std::max(std::max(asked_, busy) + options_.quiet, not_before);
-    if (std::chrono::steady_clock::now() >= quiet) return;
-    changed_->wait_until(lock, quiet);
-  }
-}
-
-void PinnedSupply::SuspendPinning(bool suspended) {
-  if (fork_.InChild()) return;
-  const std::lock_guard lock(mutex_);
-  suspended_ += suspended ? 1 : -1;
-  changed_->notify_all();
-}
-
-bool PinnedSupply::StopPreparing() {
-  if (fork_.InChild()) return true;
-  const std::lock_guard threads(thread_mutex_);
-  {
-    std::unique_lock lock(mutex_);
-    target_ = 0;
-    pages_.Want(0, PageSupply::Haste::kAhead);
-    changed_->notify_all();
-    if (!changed_->wait_for(lock, kPieceAtMost, [&] { return !preparing_; })) return false;
-  }
-  if (thread_->joinable()) thread_->join();
-  return true;
-}
+bool PinnedSupply::StopPreparing() { return fork_.InChild() || thread_.Stop(); }
 
 void PinnedSupply::Trim(Bytes keep) {
   if (fork_.InChild() || !StopPreparing()) return;
@@ -314,14 +278,8 @@ void PinnedSupply::GiveSpareBack(std::chrono::nanoseconds since_last) {
   Bytes keep = 0;
   {
     const std::lock_guard lock(mutex_);
-    Bytes used = statistics_.pinned_bytes - IdleBytes();
-    for (const Kept& kept : kept_) used -= HeldOf(kept.buffers) * options_.chunk;
-    recently_used_ = std::max(used, recently_used_ - recently_used_ / 8);
-    keep = std::max({most_wanted_, most_before_, recently_used_});
-    most_before_ = std::exchange(most_wanted_, Wanted());
+    keep = demand_.SpareAbove(statistics_.pinned_bytes - IdleBytes() - unused_.Retained() * options_.chunk);
   }
-  constexpr Bytes kLittle = Bytes{64} << 20;  // below this a scope wants nothing ahead
-  keep += std::max(keep / 8, kLittle);
   const auto most = static_cast<std::uint64_t>(options_.unpins_for == 0 ? since_last.max().count() / 2
                                                                         : since_last.count() / options_.unpins_for);
   const std::uint64_t until = MonotonicNs() + most;
@@ -345,14 +303,13 @@ void PinnedSupply::Drop(Bytes keep) {
   Buffers unused;  // freed after the lock is released, because that takes long
   const std::lock_guard lock(mutex_);
   while (statistics_.pinned_bytes > keep) {
-    if (IdleBytes() < promised_ + options_.chunk) {
-      if (kept_.empty()) return;
-      idle_.push_back(TakeKept());
+    if (IdleBytes() < promised_.bytes + options_.chunk) {
+      if (!unused_.AnyRetained()) return;
+      unused_.FreeRetained();
       continue;
     }
     statistics_.pinned_bytes -= options_.chunk;
-    unused.push_back(std::move(idle_.back()));
-    idle_.pop_back();
+    unused.push_back(unused_.TakeIdle());
   }
 }
 

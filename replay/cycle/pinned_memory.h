@@ -1,6 +1,7 @@
 // Pinned host memory for contents: a session's one supply, and what a backup has taken or keeps of it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "journal/base/clock.h"
@@ -51,7 +53,105 @@ class PageSupply : NoCopies {
   const ForkGuard fork_;
 };
 
+// The thread that pins ahead: it neither waits for running kernels nor delays them. `mutex` is the supply's, which guards the
+// buffers and what the thread is to do. Never starts in a forked child. Thread-safe.
+class PinningThread : NoCopies {
+ public:
+  using Pinned = Result<std::unique_ptr<PinnedBuffer>>;
+  static constexpr std::chrono::minutes kPieceAtMost{1};  // pinning takes some 10 ms unless the driver hangs
+  // Of the supply. `quiet`: returns once the driver may be called.
+  struct Asking {
+    std::function<bool(Bytes target)> is_short_of;                  // with the mutex: less than that is pinned
+    std::function<Pinned(const std::function<void()>& quiet)> pin;  // without
+    std::function<bool(Pinned pinned)> add;                         // with it; false: none was had, so that the thread ends
+    std::function<void()> stops;                                    // with it
+  };
+  // `quiet`: pins only after the driver was left alone for so long (Busy).
+  PinningThread(std::mutex& mutex, const ForkGuard& fork, std::chrono::milliseconds quiet, Asking asking);
+
+  // Calls change(target) with the mutex, and pins until so much is pinned. Returns at once. Fails if no thread can be had.
+  Status Want(const std::function<void(Bytes& target)>& change);
+  void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }
+  void Suspend(bool suspended);  // it pins nothing until each true has had its false
+  // Waits some 10 ms for the piece that is being pinned. False: the driver did not return.
+  bool Stop();
+  void Join() { thread_->join(); }  // after Stop has failed
+
+  // ---- with the mutex
+  [[nodiscard]] Bytes target() const { return target_; }
+  [[nodiscard]] bool pinning() const { return pinning_; }  // it is inside the driver
+  // False: it is there still.
+  bool AwaitPiece(std::unique_lock<std::mutex>& lock, Deadline until) {
+    return changed_->wait_until(lock, until, [&] { return !pinning_; });
+  }
+
+ private:
+  void Work();
+  void AwaitQuiet(std::chrono::steady_clock::time_point not_before);
+
+  std::mutex start_mutex_;  // guards thread_; taken before mutex_
+  const ForgottenInChild<std::thread> thread_;
+  const std::chrono::milliseconds quiet_;
+  const Asking asking_;
+  std::atomic<std::uint64_t> busy_ns_{0};
+
+  std::mutex& mutex_;  // guards all below
+  const ForgottenInChild<std::condition_variable> changed_;
+  Bytes target_ = 0;
+  std::chrono::steady_clock::time_point asked_;
+  int suspended_ = 0;
+  bool pinning_ = false;
+  bool preparing_ = false;  // the thread has not reached its end
+};
+
 class PinnedMemory;
+
+// The buffers of a supply that no save uses: idle ones, and those that are retained for an owner, in which its last contents
+// are. With the supply's mutex.
+class UnusedBuffers : NoCopies {
+ public:
+  using Buffers = std::vector<std::unique_ptr<PinnedBuffer>>;
+
+  [[nodiscard]] std::size_t idle() const { return idle_.size(); }
+  void Add(std::unique_ptr<PinnedBuffer> buffer) { idle_.push_back(std::move(buffer)); }
+  std::unique_ptr<PinnedBuffer> TakeIdle();  // there is one
+  [[nodiscard]] bool AnyRetained() const { return !retained_.empty(); }
+  [[nodiscard]] std::size_t RetainedFor(const PinnedMemory& owner) const;
+  [[nodiscard]] std::size_t Retained() const;
+  void Retain(const PinnedMemory& owner, Buffers buffers) { retained_.push_back({&owner, std::move(buffers)}); }
+  Buffers Reclaim(const PinnedMemory& owner);  // in their order, and null in place of those that serve others by now
+  // Something is retained: of what is for longest, the last buffer becomes idle.
+  void FreeRetained();
+  void Forget();  // in a forked child, where the driver's memory does not survive
+
+ private:
+  struct OfOwner {  // of which not all serve others
+    const PinnedMemory* owner = nullptr;
+    Buffers buffers;
+  };
+  Buffers idle_;
+  std::vector<OfOwner> retained_;  // those retained for longest first
+};
+
+// What the scopes want of a supply, and have used of late; hence what of it is spare. With the supply's mutex.
+class HostMemoryDemand {
+ public:
+  void Want(PoolId scope, Bytes bytes) {
+    wanted_[scope] = bytes;
+    most_wanted_ = std::max(most_wanted_, Sum());
+  }
+  // What is to be pinned ahead.
+  [[nodiscard]] Bytes Target(Bytes nccl_limit, Bytes pools_limit) const;
+  // What is above is spare: it was neither wanted since the call before the last nor used at recent ones.
+  Bytes SpareAbove(Bytes used);
+
+ private:
+  [[nodiscard]] Bytes Sum() const;  // what all scopes together would take
+
+  std::map<PoolId, Bytes> wanted_;
+  Bytes most_wanted_ = 0, most_before_ = 0;  // at once, since the last SpareAbove, and before that
+  Bytes recently_used_ = 0;                  // at calls of SpareAbove; an eighth less at each
+};
 
 // All backups of a session take buffers from here and give them back, so memory that one scope does not use serves another.
 // Buffers stay pinned between cycles, and a thread pins them ahead. Thread-safe; must outlive the backups.
@@ -82,7 +182,7 @@ class PinnedSupply : NoCopies {
     std::unique_ptr<PinnedBuffer> buffer;
     bool pinned_now = false;  // was pinned just now, not idle
   };
-  using Buffers = std::vector<std::unique_ptr<PinnedBuffer>>;
+  using Buffers = UnusedBuffers::Buffers;
 
   PinnedSupply(Copier& copier, Options options);
   ~PinnedSupply();  // touches nothing in a forked child
@@ -94,7 +194,7 @@ class PinnedSupply : NoCopies {
   // Reclaim returns the buffers in their order, and null in place of those that serve others by now.
   void Retain(const PinnedMemory& owner, Buffers buffers);
   Buffers Reclaim(const PinnedMemory& owner);
-  [[nodiscard]] Bytes KeptFor(const PinnedMemory& owner) const;
+  [[nodiscard]] Bytes RetainedFor(const PinnedMemory& owner) const;
   // So much more, or less, will be taken soon. All of it is checked before any is pinned: what is not idle is claimed from the
   // host, and several threads populate it. kOutOfMemory: nothing is promised.
   Status Promise(Bytes bytes);
@@ -104,11 +204,11 @@ class PinnedSupply : NoCopies {
   // within the limits. Returns at once; replaces the scope's last call. The thread neither waits for running kernels nor delays
   // them, and never starts in a forked child.
   void Want(PoolId scope, Bytes bytes);
-  // the program calls the driver, so the thread waits
-  void Busy() { busy_ns_.store(MonotonicNs(), std::memory_order_relaxed); }
-  void SuspendPinning(bool suspended);  // the thread pins nothing until each true has had its false
-  // Waits some 10 ms for the piece that is being pinned. False: the driver did not return.
-  bool StopPreparing();
+  void Busy() { thread_.Busy(); }  // the program calls the driver, so the thread waits
+  void SuspendPinning(bool suspended) {
+    if (!fork_.InChild()) thread_.Suspend(suspended);
+  }
+  bool StopPreparing();  // as PinningThread::Stop
   // Frees idle buffers that are not promised, then kept ones, until `keep` is left, and stops preparing. CUDA waits for all
   // running kernels, so call it in quiet times, such as the end of a pause.
   void Trim(Bytes keep);
@@ -123,46 +223,29 @@ class PinnedSupply : NoCopies {
   Status ClaimPiece();
   Result<std::unique_ptr<PinnedBuffer>> Pin(std::unique_ptr<HostPages> pages);  // null: none are ready
   void Drop(Bytes keep);
-  std::unique_ptr<PinnedBuffer> TakeKept();  // null: none is kept
-  void PinInBackground();
-  void AwaitQuiet(std::chrono::steady_clock::time_point not_before);
+  PinningThread::Asking ForThread();
   void WantPages();
-  [[nodiscard]] Bytes IdleBytes() const { return idle_.size() * options_.chunk; }
-  [[nodiscard]] Bytes Coming() const { return pinning_ ? options_.chunk : 0; }  // Take waits for what the thread pins
+  [[nodiscard]] Bytes IdleBytes() const { return unused_.idle() * options_.chunk; }
+  [[nodiscard]] Bytes Coming() const { return thread_.pinning() ? options_.chunk : 0; }  // Take waits for what the thread pins
   [[nodiscard]] Bytes Missing(Bytes promised) const;
-  [[nodiscard]] Bytes Wanted() const;
-  [[nodiscard]] Bytes Target() const;
+  [[nodiscard]] Bytes Target() const { return demand_.Target(options_.nccl_limit, options_.pools_limit); }
 
   Copier& copier_;
   const Options options_;
   const ForkGuard fork_;
   HostClaims claims_;
-  std::atomic<std::uint64_t> busy_ns_{0};
-
-  std::mutex thread_mutex_;  // guards thread_; taken before mutex_
-  const ForgottenInChild<std::thread> thread_{fork_};
-
-  mutable std::mutex mutex_;  // guards all below
-  const ForgottenInChild<std::condition_variable> changed_{fork_};
-  Buffers idle_;
-  struct Kept {
-    const PinnedMemory* owner = nullptr;
-    Buffers buffers;
-  };
-  std::vector<Kept> kept_;  // those kept for longest first
-  Bytes promised_ = 0;
-  Bytes reserved_ = 0;  // claimed for promises and not yet populated
-  Statistics statistics_;
-  std::map<PoolId, Bytes> wanted_;
-  Bytes most_wanted_ = 0, most_before_ = 0;          // at once, since the last GiveSpareBack, and before that
-  Bytes recently_used_ = 0;                          // at calls of GiveSpareBack; an eighth less at each
   std::atomic<std::uint64_t> unpin_ns_ = 5'000'000;  // that a buffer takes, as the last one did
-  Bytes target_ = 0;                                 // of preparing
-  std::chrono::steady_clock::time_point asked_;
-  int suspended_ = 0;
-  bool pinning_ = false;    // the thread is inside the driver
-  bool preparing_ = false;  // the thread has not reached its end
-  PageSupply pages_;        // destroyed first
+
+  mutable std::mutex mutex_;  // guards all below, but pages_
+  UnusedBuffers unused_;
+  HostMemoryDemand demand_;
+  struct {
+    Bytes bytes = 0;
+    Bytes claimed = 0;  // of these, claimed from the host and not yet populated
+  } promised_;
+  Statistics statistics_;
+  PinningThread thread_;
+  PageSupply pages_;  // destroyed first
 };
 
 // What one backup has taken from the supply: a row of buffers, whose bytes are numbered through. For one thread at a time,
@@ -194,7 +277,7 @@ class PinnedMemory : NoCopies {
   [[nodiscard]] Piece PieceAt(Bytes at, Bytes most) const;        // the part of it that lies in one buffer
   void SuspendPinning(bool suspended);                            // the supply's thread rests, because copies are queued
   [[nodiscard]] Bytes held_bytes() const { return held_bytes_; }  // without what is kept
-  [[nodiscard]] Bytes kept_bytes() const { return supply_.KeptFor(*this); }
+  [[nodiscard]] Bytes kept_bytes() const { return supply_.RetainedFor(*this); }
   [[nodiscard]] Bytes used_bytes() const { return used_bytes_; }  // of all rooms
 
  private:

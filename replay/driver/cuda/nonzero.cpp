@@ -8,6 +8,7 @@ namespace amem {
 using sparse::kExtentsBytes;
 using sparse::kPiecePages;
 using sparse::kTableExtents;
+using sparse::Lane;
 using sparse::TableExtent;
 using sparse::TablePiece;
 
@@ -56,12 +57,12 @@ static Status InTables(std::span<const Extent> extents, const auto& done) {
 void CudaDriver::NonZeroCopier::Device::Launch(InContext& current, CUfunction kernel, CUstream stream, std::size_t blocks,
                                                void** arguments) const {
   const auto grid = static_cast<unsigned>(std::min(blocks, kMaxBlocks));
-  current.Call(calls_.launch, kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
+  current.Call(calls().launch, kernel, grid, 1, 1, sparse::kThreads, 1, 1, 0, stream, arguments, nullptr);
 }
 
 bool CudaDriver::NonZeroCopier::Device::CanScanNow() {
   const MutexLock lock(mutex_);
-  return loaded_ && loaded_->ok();
+  return module_.loaded && module_.loaded->ok();
 }
 
 Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const Extent> extents, const ContentKey* key,
@@ -69,7 +70,7 @@ Result<NonZero> CudaDriver::NonZeroCopier::Device::FindNonZero(std::span<const E
   AMEM_TRY(Multiples(extents));
   const MutexLock lock(mutex_);
   if (Status loaded = Load(); !loaded.ok()) return Unscanned(extents, loaded.message());
-  if (!driver_.is_lane_) OpenBuffer();
+  if (!driver_.is_lane_) buffer_.Open(driver_, device_, queue_.lanes());
   AMEM_TRY(PrepareScan(key));
   NonZero found;
   AMEM_TRY(InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) {
@@ -87,11 +88,11 @@ Status CudaDriver::NonZeroCopier::Device::PrepareScan(const ContentKey* key) {
     scan_ = *std::move(pinned);
   }
   std::byte* const kept = scan_->data() + kKeyAt;
-  if (key == nullptr || (has_key_ && std::memcmp(kept, key, sizeof *key) == 0)) return {};
+  if (key == nullptr || (module_.has_key && std::memcmp(kept, key, sizeof *key) == 0)) return {};
   std::memcpy(kept, key, sizeof *key);
-  InContext current(calls_, opened_.context);
-  current.Call(calls_.copy_to_device, key_, kept, sizeof *key, opened_.stream);
-  has_key_ = current.ok();
+  InContext current(calls(), opened_.context);
+  current.Call(calls().copy_to_device, module_.key, kept, sizeof *key, opened_.stream);
+  module_.has_key = current.ok();
   return FailureOf(current.result(), "copy the key of hashes");
 }
 
@@ -99,16 +100,16 @@ Status CudaDriver::NonZeroCopier::Device::ScanPart(std::span<const TableExtent> 
                                                    NonZero& found, Deadline until) {
   const Deadline began = Now();
   std::memcpy(scan_->data(), table.data(), table.size_bytes());
-  const bool buffered = buffer_.slot != 0;
+  const bool buffered = buffer_.slot() != 0;
   const auto pinned = reinterpret_cast<CUdeviceptr>(scan_->data());
-  CUdeviceptr extents = buffered ? buffer_.extents : pinned;
+  CUdeviceptr extents = buffered ? buffer_.extents() : pinned;
   // Written by the kernel itself: a copy would wait behind those of contents that are under way.
   CUdeviceptr bitmap = pinned + kBitmapAt, hashes = pinned + kHashesAt;
   auto count = static_cast<unsigned>(table.size());
   void* arguments[] = {&extents, &count, &units, &bitmap, &hashes};
-  InContext current(calls_, opened_.context);
-  if (buffered) current.Call(calls_.copy_to_device, extents, scan_->data(), table.size_bytes(), opened_.stream);
-  Launch(current, hash ? look_ : find_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+  InContext current(calls(), opened_.context);
+  if (buffered) current.Call(calls().copy_to_device, extents, scan_->data(), table.size_bytes(), opened_.stream);
+  Launch(current, hash ? module_.scan : module_.find, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
   current.Call(&Core::AwaitStream, core_.get(), until, opened_.stream);
   AMEM_TRY(FailureOf(current.result(), "look for what is not zero", began));
   const auto* const pages = reinterpret_cast<const std::uint32_t*>(scan_->data() + kBitmapAt);
@@ -124,29 +125,21 @@ Status CudaDriver::NonZeroCopier::Device::ClearAll(std::span<const Extent> exten
   if (!Load().ok()) return driver_.Driver::ClearAll(device_, extents);
   return InTables(extents, [&](std::span<const TableExtent> table, std::uint32_t units) -> Status {
     mutex_.AssertHeld();
-    AMEM_ASSIGN(auto pinned, Table(table.size_bytes()));
+    AMEM_ASSIGN(auto pinned, tables_.Take(driver_, table.size_bytes()));
     std::memcpy(pinned, table.data(), table.size_bytes());
     auto at = reinterpret_cast<CUdeviceptr>(pinned);
     auto count = static_cast<unsigned>(table.size());
     void* arguments[] = {&at, &count, &units};
-    InContext current(calls_, opened_.context);
-    Launch(current, clear_, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
+    InContext current(calls(), opened_.context);
+    Launch(current, module_.clear, opened_.stream, (units + kWarps - 1) / kWarps, arguments);
     return FailureOf(current.result(), "clear memory");
   });
 }
 
 Status CudaDriver::NonZeroCopier::Device::FollowMain() {
-  InContext current(calls_, opened_.context);
-  current.Call(calls_.event_record, main_event_, opened_.stream);
-  AMEM_TRY(FailureOf(current.result(), "cuEventRecord"));
-  for (Lane& lane : lanes_) lane.behind = true;
-  return {};
-}
-
-void CudaDriver::NonZeroCopier::Device::CatchUp(InContext& current, Lane& lane) {
-  if (!lane.behind) return;
-  current.Call(calls_.stream_wait, lane.stream, main_event_, 0);
-  lane.behind = !current.ok();
+  InContext current(calls(), opened_.context);
+  queue_.Follow(current, opened_.stream);
+  return FailureOf(current.result(), "cuEventRecord");
 }
 
 Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, bool gather) {
@@ -160,8 +153,8 @@ Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, 
   AMEM_TRY(FollowMain());
   if (!Load().ok()) return MoveRuns(extents, gather);
   const bool staged = gather && !driver_.is_lane_;
-  if (staged) OpenBuffer();
-  if (!staged || buffer_.slot == 0) return MovePieces(extents, gather, false);
+  if (staged) buffer_.Open(driver_, device_, queue_.lanes());
+  if (!staged || buffer_.slot() == 0) return MovePieces(extents, gather, false);
   std::vector<Extent> scattered;
   while (!extents.empty()) {
     std::size_t count = 1;
@@ -180,7 +173,7 @@ Status CudaDriver::NonZeroCopier::Device::Move(std::span<const Extent> extents, 
 
 // By as few launches as there is room for. Staged: to the host, whose memory for these extents has no gaps.
 Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const Extent> extents, bool gather, bool staged) {
-  const auto room = static_cast<std::uint32_t>((staged ? buffer_.slot : kDirectBytes) / kPageBytes);
+  const auto room = static_cast<std::uint32_t>((staged ? buffer_.slot() : kDirectBytes) / kPageBytes);
   pieces_.clear();
   std::uint32_t filled = 0;  // pages
   std::uint64_t base = 0;    // of the host addresses that the pieces' page numbers reach
@@ -210,9 +203,9 @@ Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const Extent> ext
 
 Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) {
   const std::span<const TablePiece> pieces = pieces_;
-  AMEM_ASSIGN(auto pinned, Table(pieces.size_bytes()));
+  AMEM_ASSIGN(auto pinned, tables_.Take(driver_, pieces.size_bytes()));
   std::memcpy(pinned, pieces.data(), pieces.size_bytes());
-  Lane& lane = lanes_[next_lane_++ % lanes_.size()];
+  Lane& lane = queue_.Next();
   const Bytes past = Bytes{pieces.front().first_page} * kPageBytes;
   auto* const host = reinterpret_cast<std::byte*>(base + past);
   auto table = reinterpret_cast<CUdeviceptr>(pinned);
@@ -220,20 +213,20 @@ Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes b
   auto count = static_cast<unsigned>(pieces.size());
   int direction = gather ? 1 : 0;
   void* arguments[] = {&table, &count, &other, &direction};
-  InContext current(calls_, opened_.context);
-  CatchUp(current, lane);
-  Launch(current, copy_, lane.stream, staged ? pieces.size() : std::min(pieces.size(), kDirectBlocks), arguments);
-  if (staged) current.Call(calls_.copy_to_host, host, lane.slot, bytes, lane.stream);
+  InContext current(calls(), opened_.context);
+  queue_.CatchUp(current, lane);
+  Launch(current, module_.copy, lane.stream, staged ? pieces.size() : std::min(pieces.size(), kDirectBlocks), arguments);
+  if (staged) current.Call(calls().copy_to_host, host, lane.slot, bytes, lane.stream);
   return FailureOf(current.result(), gather ? "copy to the host" : "copy to the device");
 }
 
 Status CudaDriver::NonZeroCopier::Device::MoveRuns(std::span<const Extent> extents, bool gather) {
-  InContext current(calls_, opened_.context);
+  InContext current(calls(), opened_.context);
   for (const Extent& extent : extents) {
-    Lane& lane = lanes_[next_lane_++ % lanes_.size()];
-    CatchUp(current, lane);
-    if (gather) current.Call(calls_.copy_to_host, extent.host, extent.address.value, extent.bytes, lane.stream);
-    if (!gather) current.Call(calls_.copy_to_device, extent.address.value, extent.host, extent.bytes, lane.stream);
+    Lane& lane = queue_.Next();
+    queue_.CatchUp(current, lane);
+    if (gather) current.Call(calls().copy_to_host, extent.host, extent.address.value, extent.bytes, lane.stream);
+    if (!gather) current.Call(calls().copy_to_device, extent.address.value, extent.host, extent.bytes, lane.stream);
   }
   return FailureOf(current.result(), gather ? "copy to the host" : "copy to the device");
 }
@@ -248,28 +241,21 @@ Status CudaDriver::NonZeroCopier::Device::CopyWhole(const Extent& extent, bool t
 Result<std::uint64_t> CudaDriver::NonZeroCopier::Device::Mark() {
   const MutexLock lock(mutex_);
   if (!Ready().ok()) return std::uint64_t{0};
-  InContext current(calls_, opened_.context);
-  const std::size_t first = marks_ * (lanes_.size() + 1);
-  while (current.ok() && events_.size() < first + lanes_.size() + 1) {
-    CUevent event = nullptr;
-    current.Call(calls_.event_create, &event, CU_EVENT_DISABLE_TIMING);
-    if (current.ok()) events_.push_back(event);
-  }
-  for (std::size_t i = 0; i <= lanes_.size() && current.ok(); ++i)
-    current.Call(calls_.event_record, events_[first + i], i == 0 ? opened_.stream : lanes_[i - 1].stream);
+  InContext current(calls(), opened_.context);
+  const std::uint64_t mark = queue_.Mark(current, opened_.stream);
   AMEM_TRY(FailureOf(current.result(), "cuEventRecord"));
-  return std::uint64_t{++marks_};
+  return mark;
 }
 
 Status CudaDriver::NonZeroCopier::Device::Await(std::uint64_t mark, Deadline until) {
   const Deadline began = Now();
   const MutexLock lock(mutex_);
-  if (mark <= awaited_ || mark > marks_) return {};  // since Finish, if there is no such mark
-  InContext current(calls_, opened_.context);
-  for (const CUevent event : std::span(events_).subspan((mark - 1) * (lanes_.size() + 1), lanes_.size() + 1))
-    current.Call(Core::Await, until, [&] { return calls_.event_query(event); });
+  if (queue_.IsDone(mark)) return {};  // since Finish, if there is no such mark
+  InContext current(calls(), opened_.context);
+  for (const CUevent event : queue_.EventsOf(mark))
+    current.Call(Core::Await, until, [&] { return calls().event_query(event); });
   AMEM_TRY(FailureOf(current.result(), "cuEventQuery", began));
-  awaited_ = mark;
+  queue_.NoteDone(mark);
   return {};
 }
 
@@ -278,19 +264,19 @@ Status CudaDriver::NonZeroCopier::Device::MakeStreamWaitForCopies(CUstream strea
   const MutexLock lock(mutex_);
   AMEM_TRY(Ready());
   std::vector<CUstream> own{opened_.stream};
-  for (const Lane& lane : lanes_) own.push_back(lane.stream);
+  for (const Lane& lane : queue_.lanes()) own.push_back(lane.stream);
   for (const CUstream one : own) {
     CUevent event = nullptr;
     CUresult result = CUDA_SUCCESS;
     {
-      InContext current(calls_, opened_.context);
-      current.Call(calls_.event_create, &event, CU_EVENT_DISABLE_TIMING);
-      current.Call(calls_.event_record, event, one);
+      InContext current(calls(), opened_.context);
+      current.Call(calls().event_create, &event, CU_EVENT_DISABLE_TIMING);
+      current.Call(calls().event_record, event, one);
       result = current.result();
     }
-    if (result == CUDA_SUCCESS) result = calls_.stream_wait(stream, event, 0);
-    const InContext current(calls_, opened_.context);
-    if (event != nullptr) calls_.event_destroy(event);
+    if (result == CUDA_SUCCESS) result = calls().stream_wait(stream, event, 0);
+    const InContext current(calls(), opened_.context);
+    if (event != nullptr) calls().event_destroy(event);
     AMEM_TRY(FailureOf(result, "let a stream wait"));
   }
   return {};

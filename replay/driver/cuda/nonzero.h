@@ -31,16 +31,9 @@
 
 #include "journal/base/mutex.h"
 #include "replay/driver/cuda/core.h"
-#include "replay/driver/cuda/nonzero_kernels.h"
+#include "replay/driver/cuda/nonzero_parts.h"
 
 namespace amem {
-
-namespace sparse {
-
-inline constexpr std::size_t kTableExtents = 16384;  // at once; more are done one table after the other
-inline constexpr Bytes kExtentsBytes = kTableExtents * sizeof(TableExtent);
-
-}  // namespace sparse
 
 class CudaDriver::NonZeroCopier {
  public:
@@ -80,28 +73,9 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
   Status CopyWhole(const Extent& extent, bool to_host);
 
  private:
-  struct Lane {
-    CUstream stream = nullptr;
-    CUdeviceptr slot = 0;  // in the buffer
-    bool behind = false;   // has yet to wait for what is queued on the device's own stream
-  };
-  struct Buffer {  // on the device
-    Address address;
-    Bytes reserved = 0;
-    DriverHandle handle;
-    Bytes mapped = 0, slot = 0;  // slot: 0 while there is no buffer
-    CUdeviceptr extents = 0;
-    bool refused = false;  // until Finish
-  };
   Status Ready() REQUIRES(mutex_);  // lanes; why they cannot be had
   Status Load() REQUIRES(mutex_);   // kernels; why they cannot be had
-  Status LoadKernels() REQUIRES(mutex_);
-  void OpenBuffer() REQUIRES(mutex_);
-  Status TryBuffer(Bytes slot) REQUIRES(mutex_);
-  Status CloseBuffer() REQUIRES(mutex_);
-  Result<std::byte*> Table(Bytes bytes) REQUIRES(mutex_);  // pinned, until Finish
   Status FollowMain() REQUIRES(mutex_);
-  void CatchUp(InContext& current, Lane& lane) REQUIRES(mutex_);
   void Launch(InContext& current, CUfunction kernel, CUstream stream, std::size_t blocks, void** arguments) const;
   Status PrepareScan(const ContentKey* key) REQUIRES(mutex_);
   Status ScanPart(std::span<const sparse::TableExtent> table, std::uint32_t units, bool hash, NonZero& found, Deadline until)
@@ -110,32 +84,21 @@ class CudaDriver::NonZeroCopier::Device : NoCopies {
   Status LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) REQUIRES(mutex_);
   Status MoveRuns(std::span<const Extent> extents, bool gather) REQUIRES(mutex_);
   Status FailureOf(CUresult result, const char* tried, Deadline began = Now()) const;  // `began`: of a wait
+  [[nodiscard]] const CudaCalls& calls() const { return core_->calls; }
 
   CudaDriver& driver_;
   const std::shared_ptr<Core> core_;
-  const CudaCalls& calls_;
   const DeviceOrdinal device_;
   const std::uint64_t times_forgotten_;
 
   Mutex mutex_{LockRank::kDriverLane};
   Core::Device opened_ GUARDED_BY(mutex_);
-  std::optional<Status> ready_ GUARDED_BY(mutex_), loaded_ GUARDED_BY(mutex_);  // once tried
-  CUmodule module_ GUARDED_BY(mutex_) = nullptr;
-  CUfunction find_ GUARDED_BY(mutex_) = nullptr, look_ GUARDED_BY(mutex_) = nullptr, copy_ GUARDED_BY(mutex_) = nullptr,
-                   clear_ GUARDED_BY(mutex_) = nullptr;
-  CUdeviceptr key_ GUARDED_BY(mutex_) = 0;
-  bool has_key_ GUARDED_BY(mutex_) = false;
-  CUevent main_event_ GUARDED_BY(mutex_) = nullptr;
-  std::vector<Lane> lanes_ GUARDED_BY(mutex_);
-  std::size_t next_lane_ GUARDED_BY(mutex_) = 0;
-  Buffer buffer_ GUARDED_BY(mutex_);
-  std::unique_ptr<PinnedBuffer> scan_ GUARDED_BY(mutex_);                 // a table of extents, bitmap, hashes, and the key
-  std::vector<std::unique_ptr<PinnedBuffer>> tables_ GUARDED_BY(mutex_);  // filled in order, until Finish
-  std::size_t filling_ GUARDED_BY(mutex_) = 0;
-  Bytes filled_ GUARDED_BY(mutex_) = 0;
+  sparse::Module module_ GUARDED_BY(mutex_);
+  sparse::Queue queue_ GUARDED_BY(mutex_);
+  sparse::StagingBuffer buffer_ GUARDED_BY(mutex_);  // there until Finish
+  sparse::Tables tables_ GUARDED_BY(mutex_);
+  std::unique_ptr<PinnedBuffer> scan_ GUARDED_BY(mutex_);      // a table of extents, bitmap, hashes, and the key
   std::vector<sparse::TablePiece> pieces_ GUARDED_BY(mutex_);  // kept for its memory
-  std::vector<CUevent> events_ GUARDED_BY(mutex_);             // of marks, one for each stream; used again after Finish
-  std::size_t marks_ GUARDED_BY(mutex_) = 0, awaited_ GUARDED_BY(mutex_) = 0;  // given out, and known to be done
 };
 
 }  // namespace amem

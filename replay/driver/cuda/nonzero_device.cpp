@@ -1,4 +1,4 @@
-// What one device needs for its copies of contents in parts: lanes, kernels, a buffer and tables.
+// What one device needs for its copies of contents in parts: kernels, lanes, a buffer and tables.
 #include <algorithm>
 
 #include "replay/driver/cuda/nonzero.h"
@@ -13,8 +13,6 @@ extern const char amem_nonzero_ptx[];
 
 namespace amem {
 
-using sparse::kExtentsBytes;
-
 constexpr Bytes kTablesBytes = Bytes{2} << 20;  // pinned at once
 constexpr std::size_t kLanes = 2;
 constexpr Bytes kSlot = Bytes{16} << 20;  // of the buffer, for each lane
@@ -22,22 +20,19 @@ constexpr Bytes kSlot = Bytes{16} << 20;  // of the buffer, for each lane
 CudaDriver::NonZeroCopier::Device::Device(CudaDriver& driver, std::shared_ptr<Core> core, DeviceOrdinal device)
     : driver_(driver),
       core_(std::move(core)),
-      calls_(core_->calls),
       device_(device),
-      times_forgotten_(core_->TimesForgotten(device)) {}
+      times_forgotten_(core_->TimesForgotten(device)),
+      queue_(core_->calls) {}
 
 bool CudaDriver::NonZeroCopier::Device::Forgotten() const { return core_->TimesForgotten(device_) != times_forgotten_; }
 
 CudaDriver::NonZeroCopier::Device::~Device() {
   if (opened_.context == nullptr) return;
-  static_cast<void>(CloseBuffer());
-  if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
+  static_cast<void>(buffer_.Close(driver_));
+  buffer_.FreeRange(driver_);
   if (Forgotten()) return;
-  const InContext current(calls_, opened_.context);
-  if (!current.ok()) return;
-  for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
-  if (main_event_ != nullptr) calls_.event_destroy(main_event_);
-  for (const CUevent event : events_) calls_.event_destroy(event);
+  const InContext current(calls(), opened_.context);
+  if (current.ok()) queue_.Destroy();
 }
 
 Status CudaDriver::NonZeroCopier::Device::FailureOf(CUresult result, const char* tried, Deadline began) const {
@@ -47,116 +42,159 @@ Status CudaDriver::NonZeroCopier::Device::FailureOf(CUresult result, const char*
 }
 
 Status CudaDriver::NonZeroCopier::Device::Ready() {
-  if (ready_) return *ready_;
+  if (queue_.ready()) return *queue_.ready();
   AMEM_ASSIGN(opened_, core_->Open(device_));
 #define AMEM_CUDA_LACKS(member, name) \
-  if (calls_.member == nullptr) return *(ready_ = Status{Code::kUnsupported, "the CUDA driver has no " #name});
+  if (calls().member == nullptr) return queue_.SetReady({Code::kUnsupported, "the CUDA driver has no " #name});
   AMEM_CUDA_OPTIONAL_CALLS(AMEM_CUDA_LACKS)
 #undef AMEM_CUDA_LACKS
-  InContext current(calls_, opened_.context);
-  if (!current.ok()) return *(ready_ = FailureOf(current.result(), "cuCtxPushCurrent"));
+  InContext current(calls(), opened_.context);
+  if (!current.ok()) return queue_.SetReady(FailureOf(current.result(), "cuCtxPushCurrent"));
+  queue_.Open(current);
+  return queue_.SetReady(FailureOf(current.result(), "cuStreamCreate"));
+}
+
+Status CudaDriver::NonZeroCopier::Device::Load() {
+  if (module_.loaded) return *module_.loaded;
+  AMEM_TRY(Ready());
+  const InContext current(calls(), opened_.context);
+  const auto [result, tried] = module_.Load(calls());
+  Status loaded = FailureOf(result, tried);
+  if (loaded.code() != Code::kOutOfMemory) module_.loaded = loaded;  // a shortage may pass
+  return loaded;
+}
+
+namespace sparse {
+
+std::pair<CUresult, const char*> Module::Load(const CudaCalls& calls) {
+  CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
+  if (amem_nonzero_fatbin_end - amem_nonzero_fatbin > 0) result = calls.module_load(&module, amem_nonzero_fatbin);
+  if (result != CUDA_SUCCESS) result = calls.module_load(&module, amem_nonzero_ptx);
+  if (result != CUDA_SUCCESS) {
+    module = nullptr;
+    return {result, "cuModuleLoadData"};
+  }
+  std::size_t bytes = 0;
+  result = calls.module_global(&key, &bytes, module, "amem_sparse_key");
+  if (result == CUDA_SUCCESS && bytes != sizeof(ContentKey)) result = CUDA_ERROR_INVALID_IMAGE;
+  if (result == CUDA_SUCCESS) result = calls.module_function(&find, module, "amem_sparse_find");
+  if (result == CUDA_SUCCESS) result = calls.module_function(&scan, module, "amem_sparse_look");
+  if (result == CUDA_SUCCESS) result = calls.module_function(&copy, module, "amem_sparse_copy");
+  if (result == CUDA_SUCCESS) result = calls.module_function(&clear, module, "amem_sparse_clear");
+  return {result, "cuModuleGetFunction"};
+}
+
+void Queue::Open(InContext& current) {
   current.Call(calls_.event_create, &main_event_, CU_EVENT_DISABLE_TIMING);
   while (current.ok() && lanes_.size() < kLanes) {
     Lane lane;
     current.Call(calls_.stream_create, &lane.stream, CU_STREAM_NON_BLOCKING);
     if (current.ok()) lanes_.push_back(lane);
   }
-  return *(ready_ = FailureOf(current.result(), "cuStreamCreate"));
 }
 
-Status CudaDriver::NonZeroCopier::Device::Load() {
-  if (loaded_) return *loaded_;
-  AMEM_TRY(Ready());
-  Status loaded = LoadKernels();
-  if (loaded.code() != Code::kOutOfMemory) loaded_ = loaded;  // a shortage may pass
-  return loaded;
+void Queue::Destroy() const {
+  for (const Lane& lane : lanes_) calls_.stream_destroy(lane.stream);
+  if (main_event_ != nullptr) calls_.event_destroy(main_event_);
+  for (const CUevent event : events_) calls_.event_destroy(event);
 }
 
-Status CudaDriver::NonZeroCopier::Device::LoadKernels() {
-  const InContext current(calls_, opened_.context);
-  CUresult result = CUDA_ERROR_NO_BINARY_FOR_GPU;
-  if (amem_nonzero_fatbin_end - amem_nonzero_fatbin > 0) result = calls_.module_load(&module_, amem_nonzero_fatbin);
-  if (result != CUDA_SUCCESS) result = calls_.module_load(&module_, amem_nonzero_ptx);
-  if (result != CUDA_SUCCESS) {
-    module_ = nullptr;
-    return FailureOf(result, "cuModuleLoadData");
+void Queue::Follow(InContext& current, CUstream main) {
+  current.Call(calls_.event_record, main_event_, main);
+  if (!current.ok()) return;
+  for (Lane& lane : lanes_) lane.behind = true;
+}
+
+void Queue::CatchUp(InContext& current, Lane& lane) {
+  if (!lane.behind) return;
+  current.Call(calls_.stream_wait, lane.stream, main_event_, 0);
+  lane.behind = !current.ok();
+}
+
+std::uint64_t Queue::Mark(InContext& current, CUstream main) {
+  const std::size_t first = marks_ * (lanes_.size() + 1);
+  while (current.ok() && events_.size() < first + lanes_.size() + 1) {
+    CUevent event = nullptr;
+    current.Call(calls_.event_create, &event, CU_EVENT_DISABLE_TIMING);
+    if (current.ok()) events_.push_back(event);
   }
-  std::size_t bytes = 0;
-  result = calls_.module_global(&key_, &bytes, module_, "amem_sparse_key");
-  if (result == CUDA_SUCCESS && bytes != sizeof(ContentKey)) result = CUDA_ERROR_INVALID_IMAGE;
-  if (result == CUDA_SUCCESS) result = calls_.module_function(&find_, module_, "amem_sparse_find");
-  if (result == CUDA_SUCCESS) result = calls_.module_function(&look_, module_, "amem_sparse_look");
-  if (result == CUDA_SUCCESS) result = calls_.module_function(&copy_, module_, "amem_sparse_copy");
-  if (result == CUDA_SUCCESS) result = calls_.module_function(&clear_, module_, "amem_sparse_clear");
-  return FailureOf(result, "cuModuleGetFunction");
+  for (std::size_t i = 0; i <= lanes_.size() && current.ok(); ++i)
+    current.Call(calls_.event_record, events_[first + i], i == 0 ? main : lanes_[i - 1].stream);
+  return current.ok() ? ++marks_ : 0;
 }
 
-void CudaDriver::NonZeroCopier::Device::OpenBuffer() {
-  if (buffer_.slot != 0 || buffer_.refused) return;
+void StagingBuffer::Open(CudaDriver& driver, DeviceOrdinal device, std::span<Lane> lanes) {
+  if (slot_ != 0 || refused_) return;
   for (Bytes slot = kSlot; slot >= kUnitBytes; slot /= 8) {
-    if (TryBuffer(slot / kUnitBytes * kUnitBytes).ok()) return;
+    if (Try(driver, device, lanes, slot / kUnitBytes * kUnitBytes).ok()) return;
   }
-  buffer_.refused = true;
+  refused_ = true;
 }
 
-Status CudaDriver::NonZeroCopier::Device::TryBuffer(Bytes slot) {
+Status StagingBuffer::Try(CudaDriver& driver, DeviceOrdinal device, std::span<Lane> lanes, Bytes slot) {
   AllocationProperties properties;
-  properties.location = {LocationType::kDevice, device_.value};
-  AMEM_ASSIGN(const auto granularity, driver_.Granularity(properties));
-  const Bytes needed = lanes_.size() * slot + kExtentsBytes;
+  properties.location = {LocationType::kDevice, device.value};
+  AMEM_ASSIGN(const auto granularity, driver.Granularity(properties));
+  const Bytes needed = lanes.size() * slot + kExtentsBytes;
   const Bytes bytes = (needed + granularity - 1) / granularity * granularity;
-  if (buffer_.reserved < bytes) {
-    AMEM_ASSIGN(const auto range, driver_.Reserve(bytes, 0, {}, 0));
-    if (buffer_.reserved != 0) static_cast<void>(driver_.FreeRange(buffer_.address, buffer_.reserved));
-    buffer_.address = range;
-    buffer_.reserved = bytes;
+  if (reserved_ < bytes) {
+    AMEM_ASSIGN(const auto range, driver.Reserve(bytes, 0, {}, 0));
+    FreeRange(driver);
+    address_ = range;
+    reserved_ = bytes;
   }
-  AMEM_ASSIGN(const auto created, driver_.Create(bytes, properties, 0));
-  OwnedHandle handle(driver_, created);
+  AMEM_ASSIGN(const auto created, driver.Create(bytes, properties, 0));
+  OwnedHandle handle(driver, created);
   const AccessDescriptor access{properties.location, 3};
-  AMEM_ASSIGN(auto region, MappedRegion::MapAt(driver_, buffer_.address, handle.get(), bytes, std::span(&access, 1)));
+  AMEM_ASSIGN(auto region, MappedRegion::MapAt(driver, address_, handle.get(), bytes, std::span(&access, 1)));
   region.Detach();
-  buffer_.handle = handle.Detach();
-  buffer_.mapped = bytes;
-  CUdeviceptr at = buffer_.address.value;
-  for (Lane& lane : lanes_) {
+  handle_ = handle.Detach();
+  mapped_ = bytes;
+  CUdeviceptr at = address_.value;
+  for (Lane& lane : lanes) {
     lane.slot = at;
     at += slot;
   }
-  buffer_.extents = at;
-  buffer_.slot = slot;
+  extents_ = at;
+  slot_ = slot;
   return {};
 }
 
-Status CudaDriver::NonZeroCopier::Device::CloseBuffer() {
-  buffer_.slot = 0;
-  buffer_.refused = false;
+Status StagingBuffer::Close(CudaDriver& driver) {
+  slot_ = 0;
+  refused_ = false;
   Status first;
-  if (buffer_.mapped != 0) {
-    first = driver_.Unmap(buffer_.address, buffer_.mapped);
+  if (mapped_ != 0) {
+    first = driver.Unmap(address_, mapped_);
     if (!first.ok()) return first;
-    buffer_.mapped = 0;
+    mapped_ = 0;
   }
-  if (buffer_.handle) {
-    first = driver_.Release(buffer_.handle);
-    buffer_.handle = {};
+  if (handle_) {
+    first = driver.Release(handle_);
+    handle_ = {};
   }
   return first;
 }
 
-Result<std::byte*> CudaDriver::NonZeroCopier::Device::Table(Bytes bytes) {
-  for (; filling_ < tables_.size(); ++filling_, filled_ = 0)
-    if (tables_[filling_]->size() - filled_ >= bytes) break;
-  if (filling_ == tables_.size()) {
-    auto buffer = driver_.AllocatePinned(std::max(bytes, kTablesBytes));
+void StagingBuffer::FreeRange(CudaDriver& driver) const {
+  if (reserved_ != 0) static_cast<void>(driver.FreeRange(address_, reserved_));
+}
+
+Result<std::byte*> Tables::Take(CudaDriver& driver, Bytes bytes) {
+  for (; filling_ < buffers_.size(); ++filling_, filled_ = 0)
+    if (buffers_[filling_]->size() - filled_ >= bytes) break;
+  if (filling_ == buffers_.size()) {
+    auto buffer = driver.AllocatePinned(std::max(bytes, kTablesBytes));
     if (!buffer.ok()) return buffer.status().Within("pin host memory for tables of contents");
-    tables_.push_back(*std::move(buffer));
+    buffers_.push_back(*std::move(buffer));
     filled_ = 0;
   }
-  std::byte* at = tables_[filling_]->data() + filled_;
+  std::byte* at = buffers_[filling_]->data() + filled_;
   filled_ += bytes;
   return at;
 }
+
+}  // namespace sparse
 
 Status CudaDriver::NonZeroCopier::Device::Finish(Deadline until) {
   const Deadline began = Now();
@@ -164,19 +202,18 @@ Status CudaDriver::NonZeroCopier::Device::Finish(Deadline until) {
   if (opened_.context == nullptr) return {};
   CUresult result = CUDA_SUCCESS;
   {
-    const InContext current(calls_, opened_.context);
+    const InContext current(calls(), opened_.context);
     result = current.result();
-    for (const Lane& lane : lanes_) {
+    for (const sparse::Lane& lane : queue_.lanes()) {
       const CUresult done = core_->AwaitStream(until, lane.stream);
       if (done == CUDA_ERROR_NOT_READY)
         return FailureOf(done, "cuStreamQuery", began);  // its copies still use the buffer and the tables
       if (result == CUDA_SUCCESS) result = done;
     }
   }
-  filling_ = 0;
-  filled_ = 0;
-  marks_ = awaited_ = 0;
-  const Status closed = CloseBuffer();
+  tables_.Reuse();
+  queue_.ForgetMarks();
+  const Status closed = buffer_.Close(driver_);
   return result == CUDA_SUCCESS ? closed : FailureOf(result, "cuStreamSynchronize");
 }
 

@@ -95,7 +95,7 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   if (!on() || session == nullptr || part.bytes == 0) return nullptr;
   Card* const card = way.domain == nullptr ? nullptr : CardOf(way.domain->context);
   if (card != nullptr) record->card = card->name();
-  *pins = session->WhyPins(part);
+  *pins = session->records().WhyPins(part);
   if (pins->empty() && (!nccl::OnServiceThread() || !Card::ThisThreadConnects()))
     *pins = "it was not registered by the thread that serves a communicator's connections";
   else if (pins->empty() && !way.at_its_address)

@@ -22,7 +22,7 @@ Address At(const void* pointer) { return Address{reinterpret_cast<std::uint64_t>
 template <auto allocated>
 constexpr auto kNoted = [](CUresult result, auto... arguments) {
   Session* const session = Runtime::Get().session();
-  if (session != nullptr && result == CUDA_SUCCESS) session->Note(allocated(arguments...));
+  if (session != nullptr && result == CUDA_SUCCESS) session->records().Note(allocated(arguments...));
 };
 #define AMEM_NOTED(allocated, name) Then<kNoted<allocated>, decltype(name), #name, AMEM_TEXT(name)>
 constexpr auto kAllocated = [](void** pointer, size_t bytes, auto... flags) {
@@ -56,7 +56,7 @@ struct MemFreeAsync : InSession<MemFreeAsync, "cuMemFreeAsync"> {
 
 void NotePoolCall(const char* call, CUresult result) {
   if (Session* session = Runtime::Get().started())
-    session->Note(PassedThrough{call, "a pool of the driver's", static_cast<std::int32_t>(result)});
+    session->records().Note(PassedThrough{call, "a pool of the driver's", static_cast<std::int32_t>(result)});
 }
 
 // Pools that NCCL created in this process. The program's, the devices' default pools and imported ones are not here: others
@@ -81,7 +81,7 @@ class OwnPools {
   void Trim(Session& session) {
     constexpr auto kPatience = std::chrono::milliseconds(100);
     if (!TryLockUntil(mutex_, In(kPatience)))
-      return session.Note(PassedThrough{"cuMemPoolTrimTo", "no pool was trimmed: one is being destroyed", 0});
+      return session.records().Note(PassedThrough{"cuMemPoolTrimTo", "no pool was trimmed: one is being destroyed", 0});
     const std::lock_guard lock(mutex_, std::adopt_lock);
     const auto trim = AMEM_DRIVER(cuMemPoolTrimTo);
     if (trim == nullptr) return;
@@ -94,7 +94,7 @@ class OwnPools {
       if (result != CUDA_SUCCESS)
         log::Warn(fmt::format("cuMemPoolTrimTo at a pause: the driver answered {}; a pool of NCCL's keeps its {} bytes",
                               static_cast<int>(result), before));
-      session.Note(PassedThrough{"cuMemPoolTrimTo", detail, static_cast<std::int32_t>(result)});
+      session.records().Note(PassedThrough{"cuMemPoolTrimTo", detail, static_cast<std::int32_t>(result)});
     }
   }
 

@@ -16,7 +16,8 @@ CUresult AllocateUnmanaged(Session& session, const Status& why, const Pass<>& pa
                            const Origin& origin) {
   const CUresult result = pass();
   if (result == CUDA_SUCCESS)
-    session.Note(LegacyAllocated{Address{*address}, bytes, AllocationId{}, 0, why.message(), origin.site, origin.communicator});
+    session.records().Note(
+        LegacyAllocated{Address{*address}, bytes, AllocationId{}, 0, why.message(), origin.site, origin.communicator});
   return result;
 }
 
@@ -30,7 +31,7 @@ struct MemAlloc : InSession<MemAlloc, "cuMemAlloc", "cuMemAlloc_v2"> {
     if (!for_application && Forever<CardBuffers>().Takes(origin.site)) origin.alone = Alone::kPreferred;
     const auto device = Runtime::Get().CurrentDevice();
     if (!device) return AllocateUnmanaged(session, device.status(), pass, address, bytes, origin);
-    const auto allocated = session.LegacyAllocate(bytes, *device, origin, for_application);
+    const auto allocated = session.legacy().Allocate(bytes, *device, origin, for_application);
     if (allocated.status().code() == Code::kUnsupported)
       return AllocateUnmanaged(session, allocated.status(), pass, address, bytes, origin);
     if (!allocated) return ToDriver(kName, allocated.status());
@@ -46,7 +47,7 @@ struct MemFree : InSession<MemFree, "cuMemFree", "cuMemFree_v2"> {
     const bool counted = FreeNoted(session, LegacyFreed{Address{address}}, pass, freed) ||
                          FreeNoted(session, AsyncFreed{Address{address}}, pass, freed);  // cudaFree takes memory of pools too
     if (counted) return freed;
-    return OrPassOn(session, kName, address, session.LegacyFree(Address{address}), pass);
+    return OrPassOn(session, kName, address, session.legacy().Free(Address{address}), pass);
   }
 };
 
@@ -55,7 +56,7 @@ struct IpcGetMemHandle : InSession<IpcGetMemHandle, "cuIpcGetMemHandle"> {
       "memory of a tag (amem_alloc) has no CUDA IPC handle; let another process import a copy that was made outside the tag";
   static CUresult With(Session& session, const Pass<>& pass, CUipcMemHandle* handle, CUdeviceptr address) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto token = session.LegacyExport(Address{address});
+    const auto token = session.legacy().Export(Address{address});
     if (token.status().code() == Code::kNotFound) {
       const CUresult result = PassedOn(session, kName, address, pass());
       const bool of_tag = session.Inspect([&](const State& state) { return !state.PoolsIn(Address{address}, 1).empty(); });
@@ -75,14 +76,14 @@ struct IpcOpenMemHandle : InSession<IpcOpenMemHandle, "cuIpcOpenMemHandle", "cuI
     if (BesideAPause(session)) return PassedOn(session, kName, 0, pass());
     const auto device = Runtime::Get().CurrentDevice();
     if (!device) return ToDriver(kName, device.status());
-    const auto opened = session.LegacyImport(std::as_bytes(std::span(handle.reserved)), *device, OriginOfCall());
+    const auto opened = session.legacy().Import(std::as_bytes(std::span(handle.reserved)), *device, OriginOfCall());
     if (!opened) return OrPassOn(session, kName, 0, opened.status(), pass);
     *address = opened->value;
     return CUDA_SUCCESS;
   }
 };
 
-using IpcCloseMemHandle = GivesBack<"cuIpcCloseMemHandle", &Session::LegacyClose>;
+using IpcCloseMemHandle = GivesBack<"cuIpcCloseMemHandle", &Session::legacy, &LegacyMemory::Close>;
 
 }  // namespace
 

@@ -71,7 +71,7 @@ Origin OriginOfCall(bool* for_application, bool* for_window) noexcept {
 }
 
 CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUresult result) {
-  session.Note(PassedThrough{call, "not AMem's: " + Hex(subject), static_cast<std::int32_t>(result)});
+  session.records().Note(PassedThrough{call, "not AMem's: " + Hex(subject), static_cast<std::int32_t>(result)});
   return result;
 }
 
@@ -89,7 +89,7 @@ bool BesideAPause(Session& session) {
 
 CUresult RefusedWhilePaused(const char* call) {
   static constinit log::Limited refused;
-  if (Session* session = Runtime::Get().started()) session->NoteRefused(call);
+  if (Session* session = Runtime::Get().started()) session->calls().NoteRefused(call);
   if (OfAnother::now > 0) {
     refused.Error(fmt::format("{} by {} is refused: its memory is paused; resume it first", call, CallingLibrary()));
     return CUDA_ERROR_ILLEGAL_STATE;

@@ -115,11 +115,11 @@ CUresult PassedOn(Session& session, const char* call, std::uint64_t subject, CUr
 // Answers a call that AMem has carried out; what AMem does not know (kNotFound) passes through.
 CUresult OrPassOn(Session& session, const char* call, std::uint64_t subject, const Status& status, const Pass<>& pass);
 
-// A call that gives back what AMem knows by its address: (session.*give_back)(address, bytes...).
-template <Text Name, auto give_back, class... Sizes>
-struct GivesBack : InSession<GivesBack<Name, give_back, Sizes...>, Name> {
+// A call that gives back what a part of the session knows by its address: (part.*give_back)(address, bytes...).
+template <Text Name, auto part, auto give_back, class... Sizes>
+struct GivesBack : InSession<GivesBack<Name, part, give_back, Sizes...>, Name> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, Sizes... bytes) {
-    return OrPassOn(session, Name.data, address, (session.*give_back)(Address{address}, bytes...), pass);
+    return OrPassOn(session, Name.data, address, ((session.*part)().*give_back)(Address{address}, bytes...), pass);
   }
 };
 
@@ -134,9 +134,9 @@ bool BesideAPause(Session& session);
 // (Session::NoteFree); if the driver refuses, records the allocation again. False: that is not known, and nothing was done.
 template <class Freed>
 bool FreeNoted(Session& session, const Freed& freed, const Pass<>& pass, CUresult& result) {
-  const auto take_back = session.NoteFree(freed);
+  const auto take_back = session.records().NoteFree(freed);
   if (!take_back) return false;
-  if (result = pass(); result != CUDA_SUCCESS) session.Note(*take_back);
+  if (result = pass(); result != CUDA_SUCCESS) session.records().Note(*take_back);
   return true;
 }
 
@@ -146,7 +146,7 @@ struct Touch {
   Session& session;
   std::vector<Extent>* collected = nullptr;
   bool operator()(CUdeviceptr address, Bytes bytes) const {
-    if (collected == nullptr) return session.TouchesPaused(Address{address}, bytes);
+    if (collected == nullptr) return session.calls().TouchesPaused(Address{address}, bytes);
     collected->push_back({Address{address}, bytes});
     return false;
   }
@@ -173,13 +173,13 @@ CUresult ThroughTheGate(const char* call, const Touches& touches, F* real, A... 
   Session* session = Runtime::Get().started();
   if (session == nullptr) return real(arguments...);
   for (;; std::this_thread::yield()) {  // again if a pause or resume ended in between
-    const auto entered = session->EnterLaunch(call, StreamIn(arguments...));
-    if (entered.owns_lock() && !session->HasTags()) [[likely]]
+    const auto entered = session->calls().EnterLaunch(call, StreamIn(arguments...));
+    if (entered.owns_lock() && !session->calls().HasTags()) [[likely]]
       return real(arguments...);
     if (!entered.owns_lock() && !session->paused()) continue;
     std::vector<Extent> touched;
-    if (session->HasTags()) static_cast<void>(touches(Touch{*session, &touched}, arguments...));
-    const auto tags = session->EnterTags(touched, call);
+    if (session->calls().HasTags()) static_cast<void>(touches(Touch{*session, &touched}, arguments...));
+    const auto tags = session->calls().EnterTags(touched, call);
     const bool away = tags.away || (!entered.owns_lock() && touches(Touch{*session}, arguments...));
     return away ? RefusedWhilePaused(call) : real(arguments...);
   }

@@ -83,7 +83,7 @@ struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
     Session* session = Runtime::Get().started();
     if (session == nullptr || !IsGuest(memory)) return real(id, device, offset, memory, memory_offset, bytes, flags);
     if (session->paused()) return AnswerPaused(kName);
-    const auto [handle, begin] = session->Backing(ToAllocation(memory));
+    const auto [handle, begin] = session->nccl().Backing(ToAllocation(memory));
     if (handle.value == 0) return CUDA_ERROR_INVALID_HANDLE;
     const Address address = PlaceOf(*session, ToAllocation(memory));
     const Extent part{address + memory_offset, bytes};
@@ -108,8 +108,8 @@ constexpr auto kBoundByAnother = [](CUresult result, EndpointId, CUdevice, cuuin
                                     auto...) {
   Session* const session = Runtime::Get().started();
   if (session == nullptr || result != CUDA_SUCCESS) return;
-  const AllocationId known = session->AllocationOf(DriverHandle{memory});
-  if (known) session->NoteHandedOut(known, CU_MEM_HANDLE_TYPE_NONE, CallingLibrary());
+  const AllocationId known = session->records().AllocationOf(DriverHandle{memory});
+  if (known) session->records().NoteHandedOut(known, CU_MEM_HANDLE_TYPE_NONE, CallingLibrary());
 };
 using BindMemByAnother = Then<kBoundByAnother, EndpointBindMem::Function, "cuLogicalEndpointBindMem">;
 

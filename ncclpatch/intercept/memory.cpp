@@ -30,7 +30,7 @@ struct MemCreate : InSession<MemCreate, "cuMemCreate"> {
     } else if (!for_application && Forever<CardBuffers>().Takes(origin.site)) {
       origin.alone = Alone::kPreferred;
     }
-    const auto created = session.Create(bytes, FromCuda(*properties), flags, origin, for_application);
+    const auto created = session.nccl().Create(bytes, FromCuda(*properties), flags, origin, for_application);
     if (!created) return ToDriver(kName, created.status());
     *handle = ToGuest(*created);
     return CUDA_SUCCESS;
@@ -42,18 +42,18 @@ struct MemAddressReserve : InSession<MemAddressReserve, "cuMemAddressReserve"> {
                        CUdeviceptr hint, unsigned long long flags) {
     if (address == nullptr) return CUDA_ERROR_INVALID_VALUE;
     if (BesideAPause(session)) return PassedOn(session, kName, hint, pass());
-    const auto reserved = session.Reserve(bytes, alignment, Address{hint}, flags, CaptureCallSite());
+    const auto reserved = session.nccl().Reserve(bytes, alignment, Address{hint}, flags, CaptureCallSite());
     if (!reserved) return ToDriver(kName, reserved.status());
     *address = reserved->value;
     return CUDA_SUCCESS;
   }
 };
 
-using MemAddressFree = GivesBack<"cuMemAddressFree", &Session::FreeRange, size_t>;
+using MemAddressFree = GivesBack<"cuMemAddressFree", &Session::nccl, &NcclMemory::FreeRange, size_t>;
 
 struct MemGetAddressRange : InSession<MemGetAddressRange, "cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
-    const auto range = session.AddressRange(Address{address});
+    const auto range = session.nccl().AddressRange(Address{address});
     // Not journaled, because NCCL asks this about the program's buffers all the time.
     if (range.status().code() == Code::kNotFound) return pass();
     if (!range) return ToDriver(kName, range.status());
@@ -66,7 +66,7 @@ struct MemGetAddressRange : InSession<MemGetAddressRange, "cuMemGetAddressRange"
 struct MemRelease : InSession<MemRelease, "cuMemRelease"> {
   static CUresult With(Session& session, const Pass<>& pass, Handle handle) {
     if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
-    return ToDriver(kName, session.Release(ToAllocation(handle)));
+    return ToDriver(kName, session.nccl().Release(ToAllocation(handle)));
   }
 };
 
@@ -74,11 +74,11 @@ struct MemMap : InSession<MemMap, "cuMemMap"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, size_t offset, Handle handle,
                        unsigned long long flags) {
     if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
-    return ToDriver(kName, session.Map(Address{address}, bytes, offset, ToAllocation(handle), flags));
+    return ToDriver(kName, session.nccl().Map(Address{address}, bytes, offset, ToAllocation(handle), flags));
   }
 };
 
-using MemUnmap = GivesBack<"cuMemUnmap", &Session::Unmap, size_t>;
+using MemUnmap = GivesBack<"cuMemUnmap", &Session::nccl, &NcclMemory::Unmap, size_t>;
 
 struct MemSetAccess : InSession<MemSetAccess, "cuMemSetAccess"> {
   static CUresult With(Session& session, const Pass<>& pass, CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
@@ -89,7 +89,7 @@ struct MemSetAccess : InSession<MemSetAccess, "cuMemSetAccess"> {
     descriptors.reserve(count);
     for (size_t i = 0; i < count; ++i)
       descriptors.push_back({{static_cast<LocationType>(access[i].location.type), access[i].location.id}, access[i].flags});
-    return OrPassOn(session, kName, address, session.SetAccess(Address{address}, bytes, descriptors), pass);
+    return OrPassOn(session, kName, address, session.nccl().SetAccess(Address{address}, bytes, descriptors), pass);
   }
 };
 
@@ -97,7 +97,7 @@ struct MemRetainAllocationHandle : InSession<MemRetainAllocationHandle, "cuMemRe
   static CUresult With(Session& session, const Pass<>& pass, Handle* handle, void* address) {
     if (handle == nullptr) return CUDA_ERROR_INVALID_VALUE;
     const auto at = reinterpret_cast<std::uint64_t>(address);
-    const auto retained = session.Retain(Address{at});
+    const auto retained = session.nccl().Retain(Address{at});
     if (!retained) return OrPassOn(session, kName, at, retained.status(), pass);
     *handle = ToGuest(*retained);
     return CUDA_SUCCESS;
@@ -109,7 +109,7 @@ struct MemGetAllocationPropertiesFromHandle
   static CUresult With(Session& session, const Pass<>& pass, CUmemAllocationProp* properties, Handle handle) {
     if (!IsGuest(handle)) return PassedOn(session, kName, handle, pass());
     if (properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
-    const auto known = session.Properties(ToAllocation(handle));
+    const auto known = session.nccl().Properties(ToAllocation(handle));
     if (!known) return ToDriver(kName, known.status());
     *properties = ToCuda(*known);
     return CUDA_SUCCESS;
@@ -121,7 +121,7 @@ CUresult HandOut(Session& session, CUresult (*real)(void*, Handle, CUmemAllocati
                  void* shareable, Handle handle, CUmemAllocationHandleType type, unsigned long long flags) {
   constexpr const char* kName = "cuMemExportToShareableHandle";
   const AllocationId id = ToAllocation(handle);
-  const auto inside = session.EnterCall();
+  const auto inside = session.calls().EnterCall();
   if (session.paused()) return AnswerPaused(kName);
   const bool rebuilt = session.Inspect([&](const State& state) {
     auto* const found = FindIn(state.allocations, id);
@@ -133,9 +133,9 @@ CUresult HandOut(Session& session, CUresult (*real)(void*, Handle, CUmemAllocati
                                         "type {} (8 is fabric); set AMEM_NVLS=keep",
                                         static_cast<int>(type)),
                             CUDA_ERROR_NOT_SUPPORTED});
-  const CUresult result = real(shareable, session.Backing(id).first.value, type, flags);
+  const CUresult result = real(shareable, session.nccl().Backing(id).first.value, type, flags);
   if (result != CUDA_SUCCESS) return result;
-  session.Note(Exported{id, static_cast<std::uint32_t>(type), OtherLibrary()});
+  session.records().Note(Exported{id, static_cast<std::uint32_t>(type), OtherLibrary()});
   if (OfAnother::now == 0) Runtime::Get().NoteForeignSharing();
   return result;
 }
@@ -149,7 +149,7 @@ struct MemExportToShareableHandle : Named<"cuMemExportToShareableHandle"> {
     if (!IsGuest(handle)) return PassedOn(*session, kName, handle, real(shareable, handle, type, flags));
     if (shareable == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
     if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return HandOut(*session, real, shareable, handle, type, flags);
-    auto token = session->Export(ToAllocation(handle));
+    auto token = session->sharing().Export(ToAllocation(handle));
     if (!token) return ToDriver(kName, token.status());
     *static_cast<int*>(shareable) = token->Release();
     return CUDA_SUCCESS;
@@ -165,7 +165,7 @@ struct MemImportFromShareableHandle : InSession<MemImportFromShareableHandle, "c
       return PassedOn(session, kName, subject, pass());
     }
     if (BesideAPause(session)) return PassedOn(session, kName, subject, pass());
-    const auto imported = session.Import(static_cast<int>(subject), OriginOfCall());
+    const auto imported = session.sharing().Import(static_cast<int>(subject), OriginOfCall());
     if (!imported) return OrPassOn(session, kName, subject, imported.status(), pass);
     *handle = ToGuest(*imported);
     return CUDA_SUCCESS;
@@ -178,8 +178,8 @@ struct PointerGetAttribute : Instead<PointerGetAttribute, "cuPointerGetAttribute
     const CUresult result = pass();
     Session* session = Runtime::Get().started();
     if (result == CUDA_SUCCESS || data == nullptr || session == nullptr) return result;
-    const auto paused = session->PausedAt(Address{pointer});
-    const auto range = paused ? session->AddressRange(Address{pointer}) : paused.status();
+    const auto paused = session->nccl().PausedAt(Address{pointer});
+    const auto range = paused ? session->nccl().AddressRange(Address{pointer}) : paused.status();
     if (!range) return result;
     const bool known =
         attribute == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
@@ -203,7 +203,7 @@ bool CreateShared(Handle* handle, size_t bytes, const CUmemAllocationProp* prope
   const auto session = shared || (is_private && TakesAll()) ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
   if (!session || *session == nullptr) return false;
   const std::string library = TakesAll() ? kProgram : CallingLibrary(), tag = library.substr(0, library.find('.'));
-  const auto made = (*session)->Create(bytes, FromCuda(*properties), flags, Origin(), false, tag);
+  const auto made = (*session)->nccl().Create(bytes, FromCuda(*properties), flags, Origin(), false, tag);
   if (made) *handle = ToGuest(*made);
   return made.ok();  // or the tag is paused, or the driver says it again
 }
@@ -226,7 +226,7 @@ struct Import : Named<"cuMemImportFromShareableHandle"> {
     const auto session = handle != nullptr && TokenIn(shareable, type) ? Runtime::Get().ForPools() : Result<Session*>(nullptr);
     if (!session || *session == nullptr) return counted::Import::Call(real, handle, shareable, type);
     const OfAnother caller;
-    const auto imported = (*session)->Import(DescriptorIn(shareable), Origin(), true);
+    const auto imported = (*session)->sharing().Import(DescriptorIn(shareable), Origin(), true);
     if (!imported) return ToDriver(kName, imported.status());
     *handle = ToGuest(*imported);
     return CUDA_SUCCESS;
@@ -237,16 +237,16 @@ constexpr auto kFirst = [](Session&, Handle handle) { return IsGuest(handle); };
 constexpr auto kSecond = [](Session&, const void*, Handle handle, auto...) { return IsGuest(handle); };
 constexpr auto kMapped = [](Session&, CUdeviceptr, size_t, size_t, Handle handle, auto) { return IsGuest(handle); };
 constexpr auto kWithin = [](Session& session, CUdeviceptr address, size_t bytes, auto...) {
-  return session.HandlesOfTags(Address{address}, bytes) > 0;
+  return session.records().HandlesOfTags(Address{address}, bytes) > 0;
 };
 // What cudaMalloc gave has no such handle, and a tag's part is as that.
 struct Retain : Named<"cuMemRetainAllocationHandle"> {
   static CUresult Call(decltype(cuMemRetainAllocationHandle)* real, Handle* handle, void* address) {
     Session* const session = Runtime::Get().started();
     const Address at{reinterpret_cast<std::uint64_t>(address)};
-    if (session == nullptr || !session->HasTags()) return counted::Retain::Call(real, handle, address);
-    if (session->HandlesOfTags(at, 1) > 0) return MemRetainAllocationHandle::Call(real, handle, address);
-    return session->PartOfTag(at).ok() ? CUDA_ERROR_INVALID_VALUE : counted::Retain::Call(real, handle, address);
+    if (session == nullptr || !session->calls().HasTags()) return counted::Retain::Call(real, handle, address);
+    if (session->records().HandlesOfTags(at, 1) > 0) return MemRetainAllocationHandle::Call(real, handle, address);
+    return session->records().PartOfTag(at).ok() ? CUDA_ERROR_INVALID_VALUE : counted::Retain::Call(real, handle, address);
   }
 };
 // What cudaMalloc gave is not unmapped, opened to others or given up as an address range, and a tag's part is as that.
@@ -254,7 +254,7 @@ struct Unmap : Named<"cuMemUnmap"> {
   static CUresult Call(decltype(cuMemUnmap)* real, CUdeviceptr address, size_t bytes) {
     if (IsTagsPart(address)) return CUDA_ERROR_INVALID_VALUE;
     Session* const session = Runtime::Get().started();
-    const Bytes ours = session == nullptr ? 0 : session->HandlesOfTags(Address{address}, bytes);
+    const Bytes ours = session == nullptr ? 0 : session->records().HandlesOfTags(Address{address}, bytes);
     const OfAnother caller;
     const CUresult result = ours == 0 ? CUDA_SUCCESS : MemUnmap::Call(real, address, bytes);
     return result != CUDA_SUCCESS || ours == bytes ? result
@@ -299,9 +299,9 @@ struct ImportExternal : Named<"cuImportExternalMemory"> {
     Session* const session = Runtime::Get().started();
     static const auto export_of = AMEM_DRIVER(cuMemExportToShareableHandle);
     if (!token || session == nullptr || token->session != session->id() || export_of == nullptr) return real(memory, wanted);
-    const DriverHandle handle = session->Backing(token->allocation).first;
+    const DriverHandle handle = session->nccl().Backing(token->allocation).first;
     const HandingOut out(handle.value);
-    if (!handle || session->Backing(token->allocation).first != handle)
+    if (!handle || session->nccl().Backing(token->allocation).first != handle)
       return CUDA_ERROR_NOT_READY;  // a pause took it meanwhile
     CUDA_EXTERNAL_MEMORY_HANDLE_DESC drivers = *wanted;
     CUresult result = export_of(&drivers.handle.fd, handle.value, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
@@ -333,7 +333,7 @@ CUresult NameScopes(const char* call, const Result<Token>& token, CUresult resul
   if (!token || result == CUDA_SUCCESS) return result;
   const std::string why = fmt::format("a handle that AMem made in process {}, which has AMEM_SCOPE=shared or all", token->pid);
   if (Session* const session = Runtime::Get().started())
-    session->Note(PassedThrough{call, why, static_cast<std::int32_t>(result)});
+    session->records().Note(PassedThrough{call, why, static_cast<std::int32_t>(result)});
   log::Error(
       fmt::format("{} by {}: it is given {}, and in this process AMEM_SCOPE is nccl, or AMem has no session; set "
                   "AMEM_SCOPE alike for all processes of the job (amem run --scope)",

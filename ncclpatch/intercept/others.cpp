@@ -44,7 +44,7 @@ struct IpcGet : AMEM_BEGINS(kIpcGot, cuIpcGetMemHandle) {
     const Registering gate(kName, {Address{address}, 1});
     const CUresult result = Then::Call(real, handle, address);
     if (result == CUDA_SUCCESS && gate.concerns())
-      Runtime::Get().started()->NoteHandedOut(Address{address}, CU_MEM_HANDLE_TYPE_NONE, CallingLibrary());
+      Runtime::Get().started()->records().NoteHandedOut(Address{address}, CU_MEM_HANDLE_TYPE_NONE, CallingLibrary());
     return result;
   }
 };
@@ -58,7 +58,7 @@ struct MapArray : Named<"cuMemMapArrayAsync"> {
       if (one.memOperationType != CU_MEM_OPERATION_TYPE_MAP || one.memHandleType != CU_MEM_HANDLE_TYPE_GENERIC) continue;
       auto& handle = one.memHandle.memHandle;
       Session* const session = IsGuest(handle) ? Runtime::Get().started() : nullptr;
-      if (session != nullptr) handle = session->Backing(ToAllocation(handle)).first.value;
+      if (session != nullptr) handle = session->nccl().Backing(ToAllocation(handle)).first.value;
       HandingOut(handle).Done(CUDA_SUCCESS);
     }
     return real(list == nullptr ? nullptr : drivers.data(), count, stream);
@@ -78,12 +78,12 @@ struct Reset : AMEM_ENDS(kReset, cuDevicePrimaryCtxReset) {
     Session* const session = context == nullptr ? nullptr : Runtime::Get().started();
     if (session != nullptr) {
       InContext(context, [] { return AMEM_DRIVER(cuCtxSynchronize)(); });
-      session->ForgetDevice(ordinal);
+      session->devices().Forget(ordinal);
     }
     ContextEnded(context);
     const CUresult result = Ends::Call(real, device);
     ForgetPrimaryContext(ordinal);
-    if (session != nullptr) session->ForgetDevice(ordinal);  // what other threads have made there meanwhile
+    if (session != nullptr) session->devices().Forget(ordinal);  // what other threads have made there meanwhile
     return result;
   }
 };
@@ -95,7 +95,7 @@ struct PrimaryRelease : Named<"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRe
     Session* const session = Runtime::Get().started();
     const CUcontext context = session == nullptr ? nullptr : PrimaryContext(ordinal);
     if (context == nullptr) return real(device);
-    const auto released = session->ReleaseContext(ordinal, [&] { return static_cast<int>(real(device)); });
+    const auto released = session->devices().ReleaseContext(ordinal, [&] { return static_cast<int>(real(device)); });
     const auto result = static_cast<CUresult>(released.result);
     if (!released.gone && IsActive(ordinal)) return result;
     ContextEnded(context);
@@ -160,7 +160,7 @@ Status NoSession() { return {Code::kNotFound, "no session"}; }
 struct IpcGet : counted::IpcGet {
   static CUresult Call(Function* real, CUipcMemHandle* handle, CUdeviceptr address) {
     Session* const session = Runtime::Get().started();
-    const auto token = session == nullptr ? NoSession() : session->ExportPart(Address{address});
+    const auto token = session == nullptr ? NoSession() : session->legacy().ExportPart(Address{address});
     if (handle == nullptr || token.status().code() == Code::kNotFound) return Then::Call(real, handle, address);
     if (!token) return ToDriver(kName, token.status());
     std::memcpy(handle->reserved, token->data(), token->size());
@@ -183,13 +183,13 @@ struct IpcOpen : counted::IpcOpen {
     AMEM_ASSIGN(const auto device, Runtime::Get().CurrentDevice());
     const auto token = Decode(std::as_bytes(std::span(handle.reserved)));
     if (token && token->session == (*session)->id()) return Status{Code::kInvalid, "its own"};
-    return (*session)->LegacyImport(std::as_bytes(std::span(handle.reserved)), device, Origin(), true);
+    return (*session)->legacy().Import(std::as_bytes(std::span(handle.reserved)), device, Origin(), true);
   }
 };
 struct IpcClose : counted::IpcClose {
   static CUresult Call(Function* real, CUdeviceptr address) {
     Session* const session = Runtime::Get().started();
-    const Status closed = session == nullptr ? NoSession() : session->LegacyClose(Address{address});
+    const Status closed = session == nullptr ? NoSession() : session->legacy().Close(Address{address});
     return closed.code() == Code::kNotFound ? Ends::Call(real, address) : ToDriver(kName, closed);
   }
 };
@@ -228,8 +228,8 @@ void Outside::Tell(Session& session, bool wait) {
   for (const auto& [who, share] : now)
     if (const auto before = told_.find(who); before == told_.end() || before->second != share)
       news.emplace_back(SharedOutside{who.first, who.second, share.pieces, share.bytes});
-  if (news.empty() || (!wait && !session.OnWitnessed(news, kSoon))) return;
-  for (EventBody& event : wait ? news : std::vector<EventBody>()) session.Note(std::move(event));
+  if (news.empty() || (!wait && !session.records().TryNote(news, kSoon))) return;
+  for (EventBody& event : wait ? news : std::vector<EventBody>()) session.records().Note(std::move(event));
   told_ = std::move(now);
 }
 

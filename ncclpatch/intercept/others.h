@@ -317,7 +317,7 @@ struct Retain : AMEM_BEGINS(kRetained, cuMemRetainAllocationHandle) {
     const Registering gate(kName, PartAt(address, 1));
     const CUresult result = Then::Call(real, handle, address);
     if (result != CUDA_SUCCESS || !gate.concerns()) return result;
-    const Extent whole = Runtime::Get().started()->MappingAt(PartAt(address, 1).address);
+    const Extent whole = Runtime::Get().started()->records().MappingAt(PartAt(address, 1).address);
     Outside::Quietly([&](Outside& outside) { outside.Hold(*handle, whole, CallingLibrary()); });
     return result;
   }

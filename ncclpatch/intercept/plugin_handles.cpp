@@ -59,7 +59,7 @@ void* PluginHandles::Wrap(void* real, const Extent& part, Way way, Registered* r
   Session* const session = Runtime::Get().started();
   if (!on() || session == nullptr || part.bytes == 0) return nullptr;
   record->card = way.plugin;
-  record->pins = session->WhyPins(part);
+  record->pins = session->records().WhyPins(part);
   if (record->pins.empty() && !nccl::OnServiceThread())
     record->pins = "it was not registered by the thread that serves a communicator's connections";
   if (!record->pins.empty()) return nullptr;

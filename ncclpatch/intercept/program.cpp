@@ -139,15 +139,15 @@ CUresult Left(const char* call, CUresult result, const CUdeviceptr* address, std
   return result;
 }
 
-Result<Session::TagPart> PartAt(CUdeviceptr address) {
+Result<TagPart> PartAt(CUdeviceptr address) {
   Session* const session = Runtime::Get().started();
-  if (session == nullptr || !session->HasTags()) return Status{Code::kNotFound, ""};
-  return session->PartOfTag(Address{address});
+  if (session == nullptr || !session->calls().HasTags()) return Status{Code::kNotFound, ""};
+  return session->records().PartOfTag(Address{address});
 }
 // The same, or what another process's IPC handle opened there.
-Result<Session::TagPart> SharedPartAt(CUdeviceptr address) {
+Result<TagPart> SharedPartAt(CUdeviceptr address) {
   auto part = PartAt(address);
-  return part || Runtime::Get().started() == nullptr ? part : Runtime::Get().started()->OpenedAt(Address{address});
+  return part || Runtime::Get().started() == nullptr ? part : Runtime::Get().started()->legacy().OpenedAt(Address{address});
 }
 
 // Captures that the program has begun. To wait for a device would break them, so that what is freed meanwhile is given back by
@@ -275,12 +275,12 @@ class Captures {
 void IsNotDeferred(CUdeviceptr address) { Forever<Captures>().Taken(address); }
 
 // As the driver's free, waits for all that may use the memory.
-CUresult WaitFor(const Session::TagPart& part) {
+CUresult WaitFor(const TagPart& part) {
   static const auto wait = AMEM_DRIVER(cuCtxSynchronize);
   const CUcontext context = PrimaryContext(part.device);
   return context == nullptr || context == CurrentContext() ? wait() : InContext(context, wait);
 }
-CUresult FreePart(const char* call, const Session::TagPart& part) {
+CUresult FreePart(const char* call, const TagPart& part) {
   if (Forever<Captures>().Defer(part.address.value)) return CUDA_SUCCESS;
   const CUresult waited = WaitFor(part);
   if (waited != CUDA_SUCCESS) return waited;  // of an earlier kernel, say
@@ -368,7 +368,7 @@ struct AddressRange : Named<"cuMemGetAddressRange", "cuMemGetAddressRange_v2"> {
 };
 
 // `asked`: the driver has answered, so that the value has the width that it wrote.
-bool Answer(const Session::TagPart& part, CUpointer_attribute attribute, CUdeviceptr pointer, bool asked, void* data) {
+bool Answer(const TagPart& part, CUpointer_attribute attribute, CUdeviceptr pointer, bool asked, void* data) {
   if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) return SetTo(data, PrimaryContext(part.device));
   if (attribute == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE)
     return asked && SetTo<std::uint8_t>(data, part.opened ? 0 : 1);

@@ -59,7 +59,7 @@ bool Registrations::Note(Extent part, const std::string& how, const std::string&
   record.how = how;
   record.library = library;
   Session* const session = Runtime::Get().started();
-  if (session == nullptr || part.bytes == 0 || !session->NoteRegistration(record)) return false;
+  if (session == nullptr || part.bytes == 0 || !session->records().NoteRegistration(record)) return false;
   if (library.empty()) Forever<CardBuffers>().Registered(*session, part.address);
   return true;
 }
@@ -190,26 +190,26 @@ void Registrations::PutBack(RegionKey key, Held held) {
 void Registrations::Forget(const std::vector<Extent>& parts, const std::string& library, RegionId region) {
   Session* session = Runtime::Get().started();
   for (const Extent& part : parts)
-    if (session != nullptr) session->Note(Deregistered{part.address, part.bytes, library, region});
+    if (session != nullptr) session->records().Note(Deregistered{part.address, part.bytes, library, region});
 }
 
 Still HoldStill(const std::vector<Extent>& parts) {
   Session* session = Runtime::Get().started();
   if (session == nullptr || parts.empty()) return {};
-  auto nccl = session->EnterCall();
-  return {std::move(nccl), session->EnterTags(parts, "a deregistration")};
+  auto nccl = session->calls().EnterCall();
+  return {std::move(nccl), session->calls().EnterTags(parts, "a deregistration")};
 }
 
 HandingOut::HandingOut(CUmemGenericAllocationHandle handle) {
   Session* const session = IsGuest(handle) ? nullptr : Runtime::Get().started();
-  if (session == nullptr || !(allocation_ = session->AllocationOf(DriverHandle{handle}))) return;
-  nccl_ = session->EnterCall();
-  tag_ = session->EnterTagOf(allocation_);
+  if (session == nullptr || !(allocation_ = session->records().AllocationOf(DriverHandle{handle}))) return;
+  nccl_ = session->calls().EnterCall();
+  tag_ = session->calls().EnterTagOf(allocation_);
 }
 
 CUresult HandingOut::Done(CUresult result, std::uint32_t handle_type) const {
   if (allocation_ && result == CUDA_SUCCESS)
-    Runtime::Get().started()->NoteHandedOut(allocation_, handle_type, CallingLibrary());
+    Runtime::Get().started()->records().NoteHandedOut(allocation_, handle_type, CallingLibrary());
   return result;
 }
 
@@ -217,16 +217,16 @@ Registering::Registering(const char* call, Extent part) {
   Session* session = Runtime::Get().started();
   const bool another = OfAnother::now > 0;
   // From no address on: all that the process has now and later, of which nothing is pinned (on-demand paging).
-  if (session == nullptr || part.bytes == 0 || !part.address || (another && !session->Manages(part))) return;
+  if (session == nullptr || part.bytes == 0 || !part.address || (another && !session->records().Manages(part))) return;
   concerns_ = true;
   for (;; std::this_thread::yield()) {
     // The contexts that NCCL launches in are waited for, and not those of others.
-    entered_ = another ? session->EnterCall() : session->EnterLaunch();
+    entered_ = another ? session->calls().EnterCall() : session->calls().EnterLaunch();
     if (another && session->paused()) entered_.unlock();
     if (entered_.owns_lock() || session->paused()) break;
   }
-  tags_ = session->EnterTags(part, call);
-  refused_ = tags_.away || (!entered_.owns_lock() && session->TouchesPaused(part.address, part.bytes));
+  tags_ = session->calls().EnterTags(part, call);
+  refused_ = tags_.away || (!entered_.owns_lock() && session->calls().TouchesPaused(part.address, part.bytes));
   if (refused_) RefusedWhilePaused(call);
 }
 

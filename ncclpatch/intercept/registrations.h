@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,8 +114,8 @@ class Registering {
   [[nodiscard]] bool concerns() const { return concerns_; }  // it may be AMem's
 
  private:
-  decltype(std::declval<Session&>().EnterLaunch()) entered_;
-  Session::InTags tags_;
+  std::shared_lock<CallGate> entered_;
+  InTags tags_;
   bool refused_ = false, concerns_ = false;
 };
 
@@ -129,13 +130,13 @@ class HandingOut {
  private:
   AllocationId allocation_;  // zero: it is not AMem's
   std::shared_lock<CallGate> nccl_;
-  Session::InTags tag_;
+  InTags tag_;
 };
 
 // Held while a registration is undone: waits for a pause or resume, which relies on what cards hold.
 struct Still {
   std::shared_lock<CallGate> nccl;
-  Session::InTags tags;
+  InTags tags;
 };
 Still HoldStill(const std::vector<Extent>& parts);
 

@@ -28,10 +28,10 @@ struct MemGetHandleForAddressRange : Instead<MemGetHandleForAddressRange, "cuMem
 // answers; a call about AMem's memory is journaled.
 constexpr auto kAttributeSet = [](CUresult result, const void*, CUpointer_attribute attribute, CUdeviceptr address) {
   Session* session = Runtime::Get().started();
-  if (session != nullptr && session->AddressRange(Address{address}).ok())
-    session->Note(PassedThrough{"cuPointerSetAttribute",
-                                fmt::format("attribute {} of {}", static_cast<int>(attribute), Hex(address)),
-                                static_cast<std::int32_t>(result)});
+  if (session != nullptr && session->nccl().AddressRange(Address{address}).ok())
+    session->records().Note(PassedThrough{"cuPointerSetAttribute",
+                                          fmt::format("attribute {} of {}", static_cast<int>(attribute), Hex(address)),
+                                          static_cast<std::int32_t>(result)});
 };
 
 // AMem only passes the protection domain and region on, so it needs no types of ibverbs.

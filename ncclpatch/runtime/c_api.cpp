@@ -125,7 +125,7 @@ int ncclMemStats() {
 int amem_trim_pinned(size_t keep_bytes) {
   return AtBorder("amem_trim_pinned", [&] {
     const auto session = Runtime::Get().IfStarted();
-    if (session && *session != nullptr) (*session)->TrimPinned(keep_bytes);
+    if (session && *session != nullptr) (*session)->devices().TrimPinned(keep_bytes);
     return session.status();
   });
 }

@@ -252,8 +252,8 @@ Session* Runtime::Start() {
     for (const std::string& warning : options_.unknown_variables) log::Warn(warning);
   Session* session = (*std::move(made)).release();  // leaked
   if (std::string why = NoteLibraries(*session); keep_everything_.empty()) keep_everything_ = std::move(why);
-  for (EventBody& event : std::exchange(pending_, {})) session->Note(std::move(event));
-  if (!keep_everything_.empty()) session->KeepEverything(keep_everything_);
+  for (EventBody& event : std::exchange(pending_, {})) session->records().Note(std::move(event));
+  if (!keep_everything_.empty()) session->NoteEverythingKept(keep_everything_);
   safepoint::Begin(*session, options_.socket_directory);
   session_.store(session, std::memory_order_release);
   lock.unlock();
@@ -298,7 +298,7 @@ std::string Runtime::NoteLibraries(Session& session) {
     else if (!why.empty())
       log::Warn(why + ": registered memory stays from now on");
     log::Info(fmt::format("on, by {}: NCCL {} at {}", event.way, event.nccl_version, event.path));
-    session.Note(std::move(event));
+    session.records().Note(std::move(event));
   }
   return unproved;
 }
@@ -355,7 +355,7 @@ Result<Session*> Runtime::ForPools() {
 }
 
 void Runtime::Note(EventBody event) {
-  if (Session* running = started()) return running->Note(std::move(event));
+  if (Session* running = started()) return running->records().Note(std::move(event));
   if (failed_.load()) return;
   {
     const std::lock_guard lock(mutex_);
@@ -364,7 +364,7 @@ void Runtime::Note(EventBody event) {
       return;
     }
   }
-  started()->Note(std::move(event));
+  started()->records().Note(std::move(event));
 }
 
 void Runtime::KeepEverything(const std::string& why) {
@@ -374,7 +374,7 @@ void Runtime::KeepEverything(const std::string& why) {
     keep_everything_ = why;
   }
   log::Warn("pauses will leave all memory in place: " + why);
-  if (Session* running = started()) running->KeepEverything(why);
+  if (Session* running = started()) running->NoteEverythingKept(why);
 }
 
 Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, IdleNow idle) {
@@ -390,7 +390,7 @@ Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, IdleNow id
 }
 
 Status Runtime::Failed(Session& session, const Status& why) {
-  const std::filesystem::path journal = session.JournalDirectory();
+  const std::filesystem::path journal = session.records().JournalDirectory();
   return {why.code(), why.message() + (journal.empty() ? "" : WhereToReadOn(journal)), why.driver_result()};
 }
 

@@ -36,10 +36,10 @@ class OnSession final : public control::Actions {
   // Contents are kept, whatever the policy: the program does not expect to lose them here.
   Status PauseTags() override {
     std::vector<std::string> all, by_request;
-    std::vector<Pools::Standing> pools = session_.pools().Stand();
+    std::vector<PoolSnapshot> pools = session_.pools().Snapshot();
     std::ranges::sort(pools, {},
-                      &Pools::Standing::tag);  // as on the ranks that share a tag, which may have opened others before
-    for (const Pools::Standing& pool : pools) {
+                      &PoolSnapshot::tag);  // as on the ranks that share a tag, which may have opened others before
+    for (const PoolSnapshot& pool : pools) {
       if (pool.state == "paused") continue;
       all.push_back(pool.tag);
       // What the program is pausing is waited for, and stays paused when the request resumes.
@@ -65,7 +65,7 @@ class OnSession final : public control::Actions {
       return held.own_device_resident + held.pools_resident;
     });
   }
-  void Note(EventBody event) override { session_.Note(std::move(event)); }
+  void Note(EventBody event) override { session_.records().Note(std::move(event)); }
   agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) override {
     launches_held_ = true;
     LetCapturesGoOn();
@@ -77,7 +77,7 @@ class OnSession final : public control::Actions {
     nccl::launches::LetGo();
     launches_held_ = false;
   }
-  Status AwaitLaunches() override { return session_.AwaitStreams(nccl::launches::Streams()); }
+  Status AwaitLaunches() override { return session_.devices().AwaitStreams(nccl::launches::Streams()); }
   std::string WhyLaunchesCannotBeHeld() override {
     const std::string why = nccl::launches::Read().why_not;
     return why.empty() ? WhyBesideProgramCannotPause() : why;
@@ -93,7 +93,7 @@ class OnSession final : public control::Actions {
   }
   // Memory of ncclMemAlloc is the program's own, which may use it while it runs.
   [[nodiscard]] std::string WhyBesideProgramCannotPause() const {
-    if (session_.ReleasesUserMemory()) return "with AMEM_USER_MEMORY=release a pause takes memory that the program uses";
+    if (session_.nccl().ReleasesUserMemory()) return "with AMEM_USER_MEMORY=release a pause takes memory that the program uses";
     return "";
   }
   static Status CycleAll(const std::vector<std::string>& tags, CycleKind kind, IdleNow idle = IdleNow::kNothing) {

@@ -153,7 +153,7 @@ Status HasRoomFor(std::span<const char* const> names) {
   AMEM_ASSIGN(const auto tags, Resolve(*session, names));
   std::vector<PoolId> scopes;
   for (const Named& tag : tags) scopes.push_back(tag.pool);
-  return session->HasRoomFor(scopes);
+  return session->devices().HasRoomFor(scopes);
 }
 
 Status Cycle(std::span<const char* const> names, const Asked& asked) {
@@ -364,7 +364,7 @@ int PauseFor(WantId want, const char* const* names, size_t count, unsigned flags
 int AwaitIdle() {
   return AtBorder("amem_pause", [] {
     Session* const session = Runtime::Get().started();
-    return session == nullptr ? Status{} : session->AwaitIdle();
+    return session == nullptr ? Status{} : session->devices().AwaitIdle();
   });
 }
 

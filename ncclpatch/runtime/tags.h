@@ -14,7 +14,7 @@ struct Asked {
   std::optional<WantId> want = kPlainWant;  // none: a request from outside
   CycleKind kind{};
   bool wait = true;
-  std::optional<void*> after;  // a stream (Pools::HowToPause)
+  std::optional<void*> after;  // a stream (HowToPause)
   int priority = 0;
   bool patient = false;  // Runtime::RunCycle
   bool keeps = false;    // a pause saves contents, whatever a tag's policy

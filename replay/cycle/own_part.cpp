@@ -51,7 +51,7 @@ Status Coordinator::OwnPart::LeaveAllInPlaceIfAnyDoes() {
     if (!ledger_.state().kept_whole.empty()) return {};
     ledger_.Record(EverythingKept{ToText(*keeper) + " keeps all memory in place"});
   }
-  scope_.context_.peers.KeepEverything();
+  scope_.context_.peers.SetReleasesNothing();
   return {};
 }
 

@@ -38,7 +38,7 @@ Result<NewMemory> CreateMemory(Driver& driver, Bytes bytes, DeviceOrdinal device
 
 }  // namespace
 
-std::optional<AccessSet> LetIn(Driver& driver, DeviceOrdinal device, const Extent& memory) {
+std::optional<AccessSet> GrantAccess(Driver& driver, DeviceOrdinal device, const Extent& memory) {
   const AccessDescriptor access = ReadWrite(device);
   if (!driver.SetAccess(memory.address, memory.bytes, std::span(&access, 1)).ok()) return std::nullopt;
   return AccessSet{memory.address, memory.bytes, {access}, {}};
@@ -52,7 +52,8 @@ Result<ChunkSpace::Chunk> MakeChunk(Driver& driver, Ledger& ledger, Bytes bytes,
   ChunkSpace::Chunk chunk{{}, region.Detach(), memory.bytes};
   std::vector<AccessSet> reached{{chunk.address, chunk.bytes, {access}, {}}};
   for (const DeviceOrdinal other : others)
-    if (auto set = other == device ? std::nullopt : LetIn(driver, other, {chunk.address, chunk.bytes})) reached.push_back(*set);
+    if (auto set = other == device ? std::nullopt : GrantAccess(driver, other, {chunk.address, chunk.bytes}))
+      reached.push_back(*set);
   const DriverHandle handle = memory.handle.Detach();
   const LedgerLock lock(ledger);
   chunk.allocation = ledger.TakeAllocationId();

@@ -8,7 +8,7 @@
 #include "replay/driver/driver.h"
 #include "replay/driver/mapped_region.h"
 #include "replay/ledger/ledger.h"
-#include "replay/session/chunk_space.h"
+#include "replay/session/pools/chunk_space.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -23,7 +23,7 @@ Status NoSuchSize(const char* call, Bytes bytes);
 
 // Gives a device access to another one's memory. nullopt: devices without a link stay apart, as with cudaMalloc. Otherwise the
 // event to record.
-std::optional<AccessSet> LetIn(Driver& driver, DeviceOrdinal device, const Extent& memory);
+std::optional<AccessSet> GrantAccess(Driver& driver, DeviceOrdinal device, const Extent& memory);
 
 struct ChunkOwner {
   MemoryTag tag{};

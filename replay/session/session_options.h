@@ -37,6 +37,12 @@ struct SessionOptions {
   std::function<void()> first_tag;           // called before the session has its first tag; must not call the session
 };
 
+// The tag of memory that NCCL makes; `for_application`: by ncclMemAlloc.
+inline MemoryTag TagFor(bool for_application, UserMemory user_memory) {
+  if (!for_application) return MemoryTag::kNccl;
+  return user_memory == UserMemory::kKeep ? MemoryTag::kUser : MemoryTag::kUserReleased;
+}
+
 // Whether memory gets a driver handle of its own: kPreferred unless only a slab has room for it, as what a network card will
 // hold; kNeeded what will be mapped twice.
 enum class Alone : std::uint8_t { kNo, kPreferred, kNeeded };

@@ -229,7 +229,7 @@ std::string StateOf(Lifecycle lifecycle) {
   return cycle_or_paused ? std::string(ToText(lifecycle)) : "resident";
 }
 
-json MemoryOf(const Pools::Standing& now, const PoolHoldings& held) {
+json MemoryOf(const PoolSnapshot& now, const PoolHoldings& held) {
   json devices = json::array();
   for (const DeviceOrdinal device : held.devices) devices.push_back(device.value);
   return {{"tag", now.tag},
@@ -384,8 +384,8 @@ std::string SessionStatistics::Json() const {
 }
 
 std::string SessionStatistics::MemoryJson() const {
-  const std::vector<Pools::Standing> standing = pools_.Stand();
-  // A state is large: it is looked at, and not copied.
+  const std::vector<PoolSnapshot> snapshots = pools_.Snapshot();
+  // A state is large, so it is not copied.
   auto [lifecycle, failure, pools, nccl, user, left, cards] = [this] {
     const LedgerLock lock(ledger_);
     const State& state = ledger_.state();
@@ -393,7 +393,7 @@ std::string SessionStatistics::MemoryJson() const {
                       MeasureTag(state, true), ByFunction(state), MeasureCards(state));
   }();
   json tags = json::array();
-  for (const Pools::Standing& pool : standing) {
+  for (const PoolSnapshot& pool : snapshots) {
     const PoolHoldings& held = pools[pool.id];
     tags.push_back(MemoryOf(pool, held));
     tags.back().update({{"part_bytes", held.parts},
@@ -401,7 +401,7 @@ std::string SessionStatistics::MemoryJson() const {
                         {"pinned_in_pause_bytes", pool.contents.pinned_in_save},
                         {"not_prepared_because", pool.contents.not_prepared}});
   }
-  Pools::Standing now{.tag = "nccl", .state = StateOf(lifecycle), .failure = failure, .contents = coordinator_.Contents()};
+  PoolSnapshot now{.tag = "nccl", .state = StateOf(lifecycle), .failure = failure, .contents = coordinator_.Contents()};
   now.pause_ns = coordinator_.Last(CycleKind::kPause).total_ns;
   now.resume_ns = coordinator_.Last(CycleKind::kResume).total_ns;
   tags.push_back(MemoryOf(now, nccl));

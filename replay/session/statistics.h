@@ -8,9 +8,9 @@
 #include "replay/cycle/coordinator.h"
 #include "replay/driver/driver.h"
 #include "replay/ledger/ledger.h"
-#include "replay/session/pools.h"
+#include "replay/session/pools/pools.h"
 #include "replay/session/session_options.h"
-#include "replay/session/slabs.h"
+#include "replay/session/slabs/slabs.h"
 
 namespace amem {
 

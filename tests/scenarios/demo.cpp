@@ -141,26 +141,26 @@ class Rank {
     properties.handle_types = 1;
     properties.location = {LocationType::kDevice, rank_};
     properties.gpu_direct_rdma = 1;
-    auto id = session_->Create(bytes, properties, 0, {});
+    auto id = session_->nccl().Create(bytes, properties, 0, {});
     if (!id.ok()) return id.status();
     return Place(*id, bytes);
   }
   Result<Buffer> Place(AllocationId id, Bytes bytes) {
-    auto address = session_->Reserve(bytes, 0, {}, 0, {});
+    auto address = session_->nccl().Reserve(bytes, 0, {}, 0, {});
     if (!address.ok()) return address.status();
-    AMEM_TRY(session_->Map(*address, bytes, 0, id, 0));
+    AMEM_TRY(session_->nccl().Map(*address, bytes, 0, id, 0));
     const AccessDescriptor access{{LocationType::kDevice, rank_}, 3};
-    AMEM_TRY(session_->SetAccess(*address, bytes, std::span(&access, 1)));
+    AMEM_TRY(session_->nccl().SetAccess(*address, bytes, std::span(&access, 1)));
     return Buffer{id, *address, bytes};
   }
   // Exports one of ours to the next rank, and imports one of the previous rank's.
   Result<Buffer> Exchange(const Buffer& mine) {
-    auto token = session_->Export(mine.allocation);
+    auto token = session_->sharing().Export(mine.allocation);
     if (!token.ok()) return token.status();
     if (!test::SendDescriptor(to_next_, token->get())) return Status{Code::kIo, "send a descriptor to the next rank"};
     const UniqueFd received = test::ReceiveDescriptor(from_previous_);
     if (!received) return Status{Code::kIo, "receive a descriptor of the previous rank"};
-    auto id = session_->Import(received.get(), {});
+    auto id = session_->sharing().Import(received.get(), {});
     if (!id.ok()) return id.status();
     return Place(*id, mine.bytes);
   }

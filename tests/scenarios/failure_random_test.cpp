@@ -133,11 +133,11 @@ class DoomedJob {
 
   static void Ok(const Status& status, const char* call) { ASSERT_TRUE(status.ok()) << call << ": " << status.message(); }
   void Place(int rank, AllocationId id, Bytes bytes) {
-    auto address = At(rank).session->Reserve(bytes, 0, {}, 0, {});
+    auto address = At(rank).session->nccl().Reserve(bytes, 0, {}, 0, {});
     Ok(address.status(), "reserve");
-    Ok(At(rank).session->Map(*address, bytes, 0, id, 0), "map");
+    Ok(At(rank).session->nccl().Map(*address, bytes, 0, id, 0), "map");
     const AccessDescriptor access{{LocationType::kDevice, rank}, 3};
-    Ok(At(rank).session->SetAccess(*address, bytes, std::span(&access, 1)), "set access");
+    Ok(At(rank).session->nccl().SetAccess(*address, bytes, std::span(&access, 1)), "set access");
   }
   // A ring, and a few pairs besides.
   void Share() {
@@ -150,13 +150,13 @@ class DoomedJob {
     properties.handle_types = 1;
     properties.location = {LocationType::kDevice, owner};
     const Bytes bytes = kDoomedPage * static_cast<Bytes>(1 + Pick(6));
-    auto id = At(owner).session->Create(bytes, properties, 0, {});
+    auto id = At(owner).session->nccl().Create(bytes, properties, 0, {});
     ASSERT_TRUE(id.ok()) << id.status().message();
     Place(owner, *id, bytes);
     if (owner == importer) return;
-    auto token = At(owner).session->Export(*id);
+    auto token = At(owner).session->sharing().Export(*id);
     ASSERT_TRUE(token.ok()) << token.status().message();
-    auto imported = At(importer).session->Import(token->get(), {});
+    auto imported = At(importer).session->sharing().Import(token->get(), {});
     ASSERT_TRUE(imported.ok()) << imported.status().message();
     Place(importer, *imported, bytes);
   }

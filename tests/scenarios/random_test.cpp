@@ -118,7 +118,7 @@ class Job {
     properties.handle_types = 1;
     properties.location = {LocationType::kDevice, slabs_ ? 0 : Pick(2)};
     const Bytes bytes = k2M * static_cast<Bytes>(1 + Pick(5));
-    auto id = r.session->Create(bytes, properties, 0, {});
+    auto id = r.session->nccl().Create(bytes, properties, 0, {});
     Ok(id.status(), "create");
     r.held.push_back({*id, bytes, 1, true, false});
   }
@@ -135,19 +135,19 @@ class Job {
         if (a.remote == remote) return;
       }
     }
-    auto token = owner.session->Export(theirs->allocation);
+    auto token = owner.session->sharing().Export(theirs->allocation);
     Ok(token.status(), "export");
-    auto id = r.session->Import(token->get(), {});
+    auto id = r.session->sharing().Import(token->get(), {});
     Ok(id.status(), "import");
     if (id.ok()) r.held.push_back({*id, theirs->bytes, 1, false, false});
   }
   void ReserveAndMaybeMap(Rank& r) {
     Held* h = Any(r);
     const Bytes bytes = h != nullptr ? h->bytes : k2M;
-    auto address = r.session->Reserve(bytes, 0, {}, 0, {});
+    auto address = r.session->nccl().Reserve(bytes, 0, {}, 0, {});
     Ok(address.status(), "reserve");
     // The place of an allocation that is mapped there already: NCCL would use one address twice, this model does not.
-    if (r.places.contains(*address)) return Ok(r.session->FreeRange(*address, bytes), "free range");
+    if (r.places.contains(*address)) return Ok(r.session->nccl().FreeRange(*address, bytes), "free range");
     r.places[*address] = {bytes, {}};
     if (h != nullptr) MapAt(r, *address, *h);
   }
@@ -160,7 +160,7 @@ class Job {
     }
   }
   void MapAt(Rank& r, Address address, const Held& h) {
-    const Status mapped = r.session->Map(address, h.bytes, 0, h.allocation, 0);
+    const Status mapped = r.session->nccl().Map(address, h.bytes, 0, h.allocation, 0);
     if (slabs_ && mapped.driver_result() == cuda::kNotSupported) {  // the one thing that slabs cannot do, and say
       EXPECT_NE(mapped.message().find("AMEM_LAYOUT=direct"), std::string::npos) << mapped.message();
       ++refused;
@@ -170,12 +170,12 @@ class Job {
     r.places[address].mapped = h.allocation;
     if (Pick(4) == 0) return;
     const AccessDescriptor access{{LocationType::kDevice, Pick(2)}, Pick(3) == 0 ? 1U : 3U};
-    Ok(r.session->SetAccess(address, h.bytes, std::span(&access, 1)), "set access");
+    Ok(r.session->nccl().SetAccess(address, h.bytes, std::span(&access, 1)), "set access");
   }
   void Retain(Rank& r) {
     for (auto& [address, place] : r.places) {
       if (!place.mapped || Pick(2) == 0) continue;
-      auto id = r.session->Retain(address + place.bytes / 2);
+      auto id = r.session->nccl().Retain(address + place.bytes / 2);
       Ok(id.status(), "retain");
       EXPECT_EQ(*id, place.mapped);
       for (Held& h : r.held) {
@@ -190,7 +190,7 @@ class Job {
   void Release(Rank& r) {
     Held* h = Any(r);
     if (h == nullptr) return;
-    Ok(r.session->Release(h->allocation), "release");
+    Ok(r.session->nccl().Release(h->allocation), "release");
     if (--h->references == 0) h->released = true;
     Sweep(r);
   }
@@ -198,11 +198,11 @@ class Job {
     for (auto it = r.places.begin(); it != r.places.end(); ++it) {
       if (Pick(2) == 0) continue;
       if (it->second.mapped) {
-        Ok(r.session->Unmap(it->first, it->second.bytes), "unmap");
+        Ok(r.session->nccl().Unmap(it->first, it->second.bytes), "unmap");
         it->second.mapped = {};
         Sweep(r);
       } else {
-        Ok(r.session->FreeRange(it->first, it->second.bytes), "free range");
+        Ok(r.session->nccl().FreeRange(it->first, it->second.bytes), "free range");
         r.places.erase(it);
       }
       return;
@@ -228,22 +228,22 @@ class Job {
     Status status;
     switch (Pick(5)) {
       case 0:
-        status = r.session->Release(AllocationId{1'000'000'000});
+        status = r.session->nccl().Release(AllocationId{1'000'000'000});
         break;
       case 1:
-        status = r.session->Unmap(Address{k2M}, k2M);
+        status = r.session->nccl().Unmap(Address{k2M}, k2M);
         break;
       case 2:
-        status = r.session->FreeRange(Address{k2M}, k2M);
+        status = r.session->nccl().FreeRange(Address{k2M}, k2M);
         break;
       case 3:
         for (const auto& [address, place] : r.places) {
-          if (place.mapped) status = r.session->FreeRange(address, place.bytes);
+          if (place.mapped) status = r.session->nccl().FreeRange(address, place.bytes);
         }
         break;
       default:
         for (const auto& [address, place] : r.places) {
-          if (place.mapped) status = r.session->Map(address, place.bytes, 0, place.mapped, 0);
+          if (place.mapped) status = r.session->nccl().Map(address, place.bytes, 0, place.mapped, 0);
         }
     }
     ++calls;
@@ -293,12 +293,12 @@ class Job {
 
   void FreeAll(Rank& r) {
     for (auto& [address, place] : r.places) {
-      if (place.mapped) Ok(r.session->Unmap(address, place.bytes), "unmap");
-      Ok(r.session->FreeRange(address, place.bytes), "free range");
+      if (place.mapped) Ok(r.session->nccl().Unmap(address, place.bytes), "unmap");
+      Ok(r.session->nccl().FreeRange(address, place.bytes), "free range");
     }
     r.places.clear();
     for (Held& h : r.held) {
-      for (; h.references > 0; --h.references) Ok(r.session->Release(h.allocation), "release");
+      for (; h.references > 0; --h.references) Ok(r.session->nccl().Release(h.allocation), "release");
     }
     r.held.clear();
   }
@@ -322,7 +322,7 @@ class Job {
       ASSERT_NE(it, state.mappings.end());
       EXPECT_EQ(it->second.bytes, m.bytes);
       EXPECT_EQ(it->second.access, m.access);
-      EXPECT_EQ(r.session->Backing(it->second.allocation).first, m.handle);
+      EXPECT_EQ(r.session->nccl().Backing(it->second.allocation).first, m.handle);
     }
     std::size_t resident = 0;
     for (const auto& [id, a] : state.allocations) resident += a.resident && !a.placed() ? 1 : 0;

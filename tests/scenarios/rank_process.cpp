@@ -200,11 +200,11 @@ class RankSession {
     return properties;
   }
   Result<Buffer> Place(AllocationId id, Bytes bytes, bool nccls) {
-    auto address = nccls ? session_->Reserve(bytes, 0, {}, 0, {}) : simulator_->Reserve(bytes, 0, {}, 0);
+    auto address = nccls ? session_->nccl().Reserve(bytes, 0, {}, 0, {}) : simulator_->Reserve(bytes, 0, {}, 0);
     if (!address.ok()) return address.status();
-    AMEM_TRY(session_->Map(*address, bytes, 0, id, 0));
+    AMEM_TRY(session_->nccl().Map(*address, bytes, 0, id, 0));
     const AccessDescriptor access{{LocationType::kDevice, rank_}, 3};
-    AMEM_TRY(session_->SetAccess(*address, bytes, std::span(&access, 1)));
+    AMEM_TRY(session_->nccl().SetAccess(*address, bytes, std::span(&access, 1)));
     return Buffer{id, *address, bytes, nccls};
   }
   Result<Buffer> New(Bytes bytes, bool shared = false) {
@@ -214,12 +214,12 @@ class RankSession {
   }
   Result<AllocationId> Make(Bytes bytes, bool shared = false) {
     const AllocationProperties properties = Properties(shared || scope_ != LibraryScope::kAll);
-    return session_->Create(bytes, properties, 0, {}, false, IsNccls(shared) ? "" : Tag());
+    return session_->nccl().Create(bytes, properties, 0, {}, false, IsNccls(shared) ? "" : Tag());
   }
   bool IsNccls(bool shared) const { return scope_ == LibraryScope::kNccl || (shared && scope_ == LibraryScope::kAll); }
   const char* Tag() const { return scope_ == LibraryScope::kAll ? "program" : "libone_shot"; }
   Status Token(AllocationId id, std::array<std::byte, kTokenBytes>& bytes) {
-    auto descriptor = session_->Export(id);
+    auto descriptor = session_->sharing().Export(id);
     if (!descriptor.ok()) return descriptor.status();
     auto token = ReadTokenDescriptor(descriptor->get());
     if (!token.ok()) return token.status();
@@ -284,7 +284,7 @@ class RankSession {
     if (!token.ok()) return token.status();
     auto descriptor = MakeTokenDescriptor(*token);
     if (!descriptor.ok()) return descriptor.status();
-    return session_->Import(descriptor->get(), {});
+    return session_->sharing().Import(descriptor->get(), {});
   }
   Status Import(const Command& command) {
     if (ranks_ > 1) {
@@ -297,7 +297,7 @@ class RankSession {
       }
     }
     if (scope_ != LibraryScope::kNccl && ranks_ > 1) {
-      auto opened = session_->LegacyImport(command.tokens[2], DeviceOrdinal{rank_}, {}, true);
+      auto opened = session_->legacy().Import(command.tokens[2], DeviceOrdinal{rank_}, {}, true);
       if (!opened.ok()) return opened.status();
       from_part_ = {session_->CopyState().legacy_imports.at(*opened).allocation, *opened, kFirstPart};
     }
@@ -310,7 +310,7 @@ class RankSession {
     AMEM_ASSIGN(const auto hog, simulator_->Create(memory.free - kSharedChunk, Properties(), 0));
     AMEM_ASSIGN(const auto address, session_->pools().Allocate(pool_, kFirstPart, DeviceOrdinal{rank_}));
     AMEM_TRY(simulator_->Release(hog));
-    AMEM_ASSIGN(reply.tokens[2], session_->ExportPart(address));
+    AMEM_ASSIGN(reply.tokens[2], session_->legacy().ExportPart(address));
     first_part_ = {session_->CopyState().pools.at(pool_).parts.at(address).backing, address, kFirstPart};
     return {};
   }
@@ -447,10 +447,10 @@ class RankSession {
   // The calls by which NCCL destroys a communicator; they are allowed while paused, too.
   Status FreeOne(Buffer& buffer) {
     if (!buffer.allocation) return {};
-    AMEM_TRY(session_->Unmap(buffer.address, buffer.bytes));
-    AMEM_TRY(buffer.nccls ? session_->FreeRange(buffer.address, buffer.bytes)
+    AMEM_TRY(session_->nccl().Unmap(buffer.address, buffer.bytes));
+    AMEM_TRY(buffer.nccls ? session_->nccl().FreeRange(buffer.address, buffer.bytes)
                           : simulator_->FreeRange(buffer.address, buffer.bytes));
-    AMEM_TRY(session_->Release(buffer.allocation));
+    AMEM_TRY(session_->nccl().Release(buffer.allocation));
     buffer = {};
     return {};
   }
@@ -461,13 +461,13 @@ class RankSession {
     }
     for (Buffer* buffer : {&from_left_, &from_ring_, &ring_, &own_, &left_, &bound_, &bound_at_, &object_})
       AMEM_TRY(FreeOne(*buffer));
-    if (from_part_.address) AMEM_TRY(session_->LegacyClose(from_part_.address));
+    if (from_part_.address) AMEM_TRY(session_->legacy().Close(from_part_.address));
     from_part_ = {};
     for (Buffer* part : {&first_part_, &second_part_}) {
       if (part->address) AMEM_TRY(session_->pools().Free(part->address, nullptr));
       *part = {};
     }
-    if (bare_) AMEM_TRY(session_->Release(bare_));
+    if (bare_) AMEM_TRY(session_->nccl().Release(bare_));
     bare_ = {};
     return {};
   }

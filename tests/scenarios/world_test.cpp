@@ -189,20 +189,20 @@ class World {
   static void Ok(const Status& status, const char* what) { ASSERT_TRUE(status.ok()) << what << ": " << status.message(); }
 
   Buffer Place(Rank& r, int rank, AllocationId id, Bytes bytes) {
-    auto address = r.session->Reserve(bytes, 0, {}, 0, {});
+    auto address = r.session->nccl().Reserve(bytes, 0, {}, 0, {});
     Ok(address.status(), "reserve");
-    Ok(r.session->Map(*address, bytes, 0, id, 0), "map");
+    Ok(r.session->nccl().Map(*address, bytes, 0, id, 0), "map");
     const AccessDescriptor access{{LocationType::kDevice, rank}, 3};
-    Ok(r.session->SetAccess(*address, bytes, std::span(&access, 1)), "set access");
+    Ok(r.session->nccl().SetAccess(*address, bytes, std::span(&access, 1)), "set access");
     return {id, reinterpret_cast<std::byte*>(address->value), bytes};
   }
   static void FreeBuffer(Rank& r, Buffer& buffer) {
-    auto id = r.session->Retain(buffer.address());
+    auto id = r.session->nccl().Retain(buffer.address());
     Ok(id.status(), "retain");
-    Ok(r.session->Release(buffer.allocation), "release");
-    Ok(r.session->Unmap(buffer.address(), buffer.bytes), "unmap");
-    Ok(r.session->FreeRange(buffer.address(), buffer.bytes), "free range");
-    Ok(r.session->Release(buffer.allocation), "release");
+    Ok(r.session->nccl().Release(buffer.allocation), "release");
+    Ok(r.session->nccl().Unmap(buffer.address(), buffer.bytes), "unmap");
+    Ok(r.session->nccl().FreeRange(buffer.address(), buffer.bytes), "free range");
+    Ok(r.session->nccl().Release(buffer.allocation), "release");
     buffer = {};
   }
   // A communicator of some ranks, in a ring.
@@ -219,13 +219,13 @@ class World {
       properties.handle_types = 1;
       properties.location = {LocationType::kDevice, owner};
       const Bytes bytes = kPage * static_cast<Bytes>(1 + Pick(6));
-      auto id = At(owner).session->Create(bytes, properties, 0, {});
+      auto id = At(owner).session->nccl().Create(bytes, properties, 0, {});
       ASSERT_TRUE(id.ok()) << id.status().message();
       Shared shared{owner, importer, Place(At(owner), owner, *id, bytes), {}, false, 0, false};
       if (owner != importer) {
-        auto token = At(owner).session->Export(*id);
+        auto token = At(owner).session->sharing().Export(*id);
         ASSERT_TRUE(token.ok()) << token.status().message();
-        auto imported = At(importer).session->Import(token->get(), {});
+        auto imported = At(importer).session->sharing().Import(token->get(), {});
         ASSERT_TRUE(imported.ok()) << imported.status().message();
         shared.import = Place(At(importer), importer, *imported, bytes);
       }
@@ -250,9 +250,9 @@ class World {
     for (const int rank : members) {
       AllocationId id = *object;
       if (rank != members[0]) {
-        auto token = At(members[0]).session->Export(*object);
+        auto token = At(members[0]).session->sharing().Export(*object);
         ASSERT_TRUE(token.ok()) << token.status().message();
-        auto imported = At(rank).session->Import(token->get(), {});
+        auto imported = At(rank).session->sharing().Import(token->get(), {});
         ASSERT_TRUE(imported.ok()) << imported.status().message();
         id = *imported;
       }
@@ -260,7 +260,7 @@ class World {
       AllocationProperties properties;
       properties.handle_types = 1;
       properties.location = {LocationType::kDevice, rank};
-      auto memory = At(rank).session->Create(bytes, properties, 0, {});
+      auto memory = At(rank).session->nccl().Create(bytes, properties, 0, {});
       ASSERT_TRUE(memory.ok()) << memory.status().message();
       Team::Member member{rank, Place(At(rank), rank, *memory, bytes), {}, kPage * static_cast<Bytes>(Pick(5)), ++versions_};
       member.first = std::min(member.first, bytes);

@@ -47,9 +47,9 @@ TEST_F(ManyCycles, a_thousand_cycles_leave_nothing_behind) {
 #endif
   const AllocationId own = a.Create();
   std::byte* mine = a.Place(own);
-  auto token = a.session->Export(own);
+  auto token = a.session->sharing().Export(own);
   ASSERT_TRUE(token.ok());
-  auto imported = b.session->Import(token->get(), {});
+  auto imported = b.session->sharing().Import(token->get(), {});
   ASSERT_TRUE(imported.ok());
   b.Place(*imported);
   mine[5] = std::byte{5};
@@ -79,8 +79,8 @@ TEST_F(ManyCycles, a_thousand_cycles_leave_nothing_behind) {
 TEST_F(WrongUse, a_pause_during_a_stream_capture_is_refused_for_all_and_works_after_it) {
   const AllocationId own = a.Create();
   a.Place(own);
-  auto token = a.session->Export(own);
-  ASSERT_TRUE(b.session->Import(token->get(), {}).ok());
+  auto token = a.session->sharing().Export(own);
+  ASSERT_TRUE(b.session->sharing().Import(token->get(), {}).ok());
   a.simulator->SetCapturing(true);
   Status second;
   std::thread other([&] { second = b.session->Pause(); });
@@ -115,13 +115,13 @@ TEST_F(WrongUse, allocating_and_reading_statistics_during_pauses_disturbs_neithe
       AllocationProperties properties;
       properties.handle_types = 1;
       properties.location = {LocationType::kDevice, 0};
-      auto id = a.session->Create(k2M, properties, 0, {});
+      auto id = a.session->nccl().Create(k2M, properties, 0, {});
       if (!id.ok()) {  // the session is paused at this moment
         EXPECT_EQ(id.status().code(), Code::kRefused) << id.status().message();
         std::this_thread::yield();
         continue;
       }
-      EXPECT_TRUE(a.session->Release(*id).ok());
+      EXPECT_TRUE(a.session->nccl().Release(*id).ok());
     }
     ended = true;
   });
@@ -140,8 +140,8 @@ TEST_F(WrongUse, allocating_and_reading_statistics_during_pauses_disturbs_neithe
 TEST_F(WrongUse, a_resume_that_only_one_rank_calls_times_out_and_can_be_called_again) {
   const AllocationId own = a.Create();
   a.Place(own);
-  auto token = a.session->Export(own);
-  ASSERT_TRUE(b.session->Import(token->get(), {}).ok());
+  auto token = a.session->sharing().Export(own);
+  ASSERT_TRUE(b.session->sharing().Import(token->get(), {}).ok());
   Both(&Session::Pause);
   const Status alone = a.session->ResumeInTime();  // b does not call it
   EXPECT_EQ(alone.code(), Code::kTimeout) << alone.message();

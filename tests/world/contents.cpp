@@ -41,13 +41,13 @@ void Use(Worker& worker, Place& place, bool write) {
   if (place.kind == Kind::kTag) return SubmitUse(worker.rank, stream, place, write);
   if (Launches* const launches = worker.rank.launches)
     return launches->Alone(worker, &stream, [&] { UseAsKernel(worker, stream, place, write); });
-  const auto entered = worker.rank.session->EnterLaunch("a kernel", &stream);
+  const auto entered = worker.rank.session->calls().EnterLaunch("a kernel", &stream);
   if (entered.owns_lock()) SubmitUse(worker.rank, stream, place, write);
 }
 
 // While ranks are stopped between launches nothing is paused before the call of NCCL's that makes this one has returned.
 void UseAsKernel(Worker& worker, Stream& stream, Place& place, bool write) {
-  const auto entered = worker.rank.session->EnterLaunch("a kernel", &stream);
+  const auto entered = worker.rank.session->calls().EnterLaunch("a kernel", &stream);
   if (!entered.owns_lock()) Found("NCCL's memory is paused inside a call that launches");
   SubmitUse(worker.rank, stream, place, write);
 }

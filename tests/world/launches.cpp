@@ -50,10 +50,10 @@ class Launches::OnRank final : public control::Actions {
   Bytes Held() override {
     return rank_.session->Inspect([](const State& state) { return Measure(state).own_device_resident; });
   }
-  void Note(EventBody event) override { rank_.session->Note(std::move(event)); }
+  void Note(EventBody event) override { rank_.session->records().Note(std::move(event)); }
   agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) override { return launches::Hold(order); }
   void LetLaunchesGo() override { launches::LetGo(); }
-  Status AwaitLaunches() override { return rank_.session->AwaitStreams(launches::Streams()); }
+  Status AwaitLaunches() override { return rank_.session->devices().AwaitStreams(launches::Streams()); }
   std::string WhyLaunchesCannotBeHeld() override { return launches::Read().why_not; }
   Result<control::RankStatus> Ask(SessionId rank) override {
     return control::StatusOf(control::ToolSockets(rank_.settings.directory / "sockets"), rank);

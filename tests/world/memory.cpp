@@ -22,7 +22,7 @@ void Make(Worker& worker, Bytes bytes) {
   if (Full(worker)) return;
   Rank& rank = worker.rank;
   const bool user = worker.Pick(6) == 0;
-  const auto allocation = rank.session->Create(bytes, PropertiesOf(rank), 0, {}, user);
+  const auto allocation = rank.session->nccl().Create(bytes, PropertiesOf(rank), 0, {}, user);
   if (!rank.Ok(allocation.status(), "create")) return;
   auto place = std::make_unique<Place>();
   place->kind = user ? Kind::kUser : Kind::kNccl;
@@ -34,27 +34,27 @@ void Make(Worker& worker, Bytes bytes) {
 
 void FreeMapped(Rank& rank, const Place& place) {
   Session& session = *rank.session;
-  const auto retained = session.Retain(place.address);
+  const auto retained = session.nccl().Retain(place.address);
   if (!retained.ok()) Found(std::string("retain ") + ToText(place.kind) + ": " + retained.status().message());
-  rank.Must("release", [&] { return session.Release(*retained); });
-  rank.Must("unmap", [&] { return session.Unmap(place.base, place.span); });
-  rank.Must("free the range", [&] { return session.FreeRange(place.base, place.span); });
-  rank.Must("release", [&] { return session.Release(*retained); });
+  rank.Must("release", [&] { return session.nccl().Release(*retained); });
+  rank.Must("unmap", [&] { return session.nccl().Unmap(place.base, place.span); });
+  rank.Must("free the range", [&] { return session.nccl().FreeRange(place.base, place.span); });
+  rank.Must("release", [&] { return session.nccl().Release(*retained); });
 }
 
 void FreeWindow(Rank& rank, const Place& place) {
   Session& session = *rank.session;
-  rank.Must("unmap a window", [&] { return session.Unmap(place.base, place.span); });
-  rank.Must("free a window's range", [&] { return session.FreeRange(place.base, place.span); });
-  rank.Must("release a window", [&] { return session.Release(place.allocation); });
+  rank.Must("unmap a window", [&] { return session.nccl().Unmap(place.base, place.span); });
+  rank.Must("free a window's range", [&] { return session.nccl().FreeRange(place.base, place.span); });
+  rank.Must("release a window", [&] { return session.nccl().Release(place.allocation); });
 }
 
 Status GiveBack(Rank& rank, const Place& place) {
   switch (place.kind) {
     case Kind::kLegacy:
-      return rank.session->LegacyFree(place.address);
+      return rank.session->legacy().Free(place.address);
     case Kind::kLegacyImport:
-      return rank.session->LegacyClose(place.address);
+      return rank.session->legacy().Close(place.address);
     case Kind::kTag:
       return rank.session->pools().Free(place.address, place.memory->tag->stream);
     default:
@@ -72,20 +72,20 @@ bool MapNew(Worker& worker, Place& place, AllocationId allocation) {
   Rank& rank = worker.rank;
   Session& session = *rank.session;
   const Bytes bytes = place.memory->bytes;
-  const auto address = session.Reserve(bytes, 0, {}, 0, {});
+  const auto address = session.nccl().Reserve(bytes, 0, {}, 0, {});
   if (rank.Ok(address.status(), "reserve")) {
     const AccessDescriptor access{{LocationType::kDevice, rank.device.value}, 3};
-    const bool mapped = rank.Ok(session.Map(*address, bytes, 0, allocation, 0), "map");
-    if (mapped && rank.Ok(session.SetAccess(*address, bytes, std::span(&access, 1)), "set access")) {
+    const bool mapped = rank.Ok(session.nccl().Map(*address, bytes, 0, allocation, 0), "map");
+    if (mapped && rank.Ok(session.nccl().SetAccess(*address, bytes, std::span(&access, 1)), "set access")) {
       place.allocation = allocation;
       place.address = place.base = *address;
       place.span = bytes;
       return true;
     }
-    if (mapped) rank.Must("unmap after a failure", [&] { return session.Unmap(*address, bytes); });
-    rank.Must("free the range after a failure", [&] { return session.FreeRange(*address, bytes); });
+    if (mapped) rank.Must("unmap after a failure", [&] { return session.nccl().Unmap(*address, bytes); });
+    rank.Must("free the range after a failure", [&] { return session.nccl().FreeRange(*address, bytes); });
   }
-  rank.Must("release after a failure", [&] { return session.Release(allocation); });
+  rank.Must("release after a failure", [&] { return session.nccl().Release(allocation); });
   return false;
 }
 
@@ -98,7 +98,7 @@ void MakeMuchMemory(Worker& worker) {
 void MakeLegacy(Worker& worker) {
   if (Full(worker)) return;
   const Bytes bytes = worker.Pick(2) == 0 ? 8 + worker.Pick(3000) : kPage * (1 + worker.Pick(700));
-  const auto address = worker.rank.session->LegacyAllocate(bytes, worker.rank.device, {});
+  const auto address = worker.rank.session->legacy().Allocate(bytes, worker.rank.device, {});
   if (!worker.rank.Ok(address.status(), "cuMemAlloc")) return;
   auto place = std::make_unique<Place>();
   place->kind = Kind::kLegacy;
@@ -143,22 +143,22 @@ void UseWrongly(Worker& worker) {
   Status status;
   switch (worker.Pick(6)) {
     case 0:
-      status = session.Release(AllocationId{1'000'000'000});
+      status = session.nccl().Release(AllocationId{1'000'000'000});
       break;
     case 1:
-      status = session.Unmap(nowhere, kPage);
+      status = session.nccl().Unmap(nowhere, kPage);
       break;
     case 2:
-      status = session.FreeRange(nowhere, kPage);
+      status = session.nccl().FreeRange(nowhere, kPage);
       break;
     case 3:
-      status = session.LegacyFree(nowhere);
+      status = session.legacy().Free(nowhere);
       break;
     case 4:
       status = session.pools().Free(nowhere, nullptr);
       break;
     default:
-      status = session.Map(nowhere, kPage, 0, AllocationId{1'000'000'000}, 0);
+      status = session.nccl().Map(nowhere, kPage, 0, AllocationId{1'000'000'000}, 0);
   }
   if (status.ok()) Found("a wrong call succeeded");
   if (status.message().empty()) Found("a wrong call failed without a word");

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "replay/driver/simulator/world.h"
-#include "replay/session/pools.h"
+#include "replay/session/pools/pools.h"
 #include "statemachine/types.h"
 #include "tests/world/streams.h"
 

@@ -44,7 +44,7 @@ void FailACall(Worker& worker) {
 // What --lose asks for.
 void Lose(Worker& worker) {
   Rank& rank = worker.rank;
-  if (rank.settings.lose == "range") static_cast<void>(rank.session->Reserve(kPage, 0, {}, 0, {}));
+  if (rank.settings.lose == "range") static_cast<void>(rank.session->nccl().Reserve(kPage, 0, {}, 0, {}));
   if (rank.settings.lose == "thread") {
     const Within within("a call that is lost", std::chrono::milliseconds(50));
     std::this_thread::sleep_for(std::chrono::hours(1));
@@ -52,7 +52,7 @@ void Lose(Worker& worker) {
   const Place* const place = worker.Any([](const Place& p) { return p.kind == Kind::kNccl && p.memory->value != 0; });
   if (rank.settings.lose != "byte" || place == nullptr) return;
   worker.stream->Await();
-  const auto entered = rank.session->EnterLaunch("a kernel");
+  const auto entered = rank.session->calls().EnterLaunch("a kernel");
   if (!entered.owns_lock()) return;  // there is nothing to write to
   const std::byte wrong{0x77};
   static_cast<void>(rank.simulator->KernelWrites(rank.device, place->address, std::span(&wrong, 1)));

@@ -385,7 +385,7 @@ void Rank::FlushLate() {
 
 void Rank::CheckNothingLeft() {
   const Within within("trim host memory", settings.CallLimit());
-  session->TrimPinned(0);
+  session->devices().TrimPinned(0);
   SimulatorSnapshot left;
   for (int tries = 500; tries > 0; --tries) {  // references of other processes are dropped in their own time
     left = simulator->Snapshot();

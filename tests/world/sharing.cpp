@@ -23,10 +23,10 @@ bool Imported(Rank& rank, const Status& status) {
 
 std::optional<std::array<std::byte, kTokenBytes>> TokenOf(Rank& rank, const Place& place) {
   if (place.kind == Kind::kLegacy) {
-    const auto handle = rank.session->LegacyExport(place.address);
+    const auto handle = rank.session->legacy().Export(place.address);
     return rank.Ok(handle.status(), "get an IPC handle") ? std::optional(*handle) : std::nullopt;
   }
-  const auto descriptor = rank.session->Export(place.allocation);
+  const auto descriptor = rank.session->sharing().Export(place.allocation);
   if (!rank.Ok(descriptor.status(), "export")) return std::nullopt;
   const auto token = ReadTokenDescriptor(descriptor->get());
   if (!rank.Ok(token.status(), "read a token")) return std::nullopt;
@@ -60,7 +60,7 @@ std::optional<std::pair<int, Offer>> TakeOffer(Worker& worker) {
 }
 
 bool Open(Worker& worker, const Offer& offer, Place& place) {
-  const auto address = worker.rank.session->LegacyImport(offer.token, worker.rank.device, {});
+  const auto address = worker.rank.session->legacy().Import(offer.token, worker.rank.device, {});
   if (Imported(worker.rank, address.status())) {
     place.address = *address;
     return true;
@@ -72,7 +72,7 @@ bool Open(Worker& worker, const Offer& offer, Place& place) {
 bool Import(Worker& worker, const Offer& offer, Place& place) {
   const auto descriptor = MakeTokenDescriptor(*Decode(offer.token));
   if (!worker.rank.Ok(descriptor.status(), "make a token")) return false;
-  const auto allocation = worker.rank.session->Import(descriptor->get(), {});
+  const auto allocation = worker.rank.session->sharing().Import(descriptor->get(), {});
   return Imported(worker.rank, allocation.status()) && MapNew(worker, place, *allocation);
 }
 

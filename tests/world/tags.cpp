@@ -26,8 +26,8 @@ void Allocate(Worker& worker, Tag& tag, Bytes bytes) {
   Use(worker, *worker.places.back(), true);
 }
 
-Pools::Standing StandingOf(Rank& rank, const Tag& tag) {
-  for (Pools::Standing& one : rank.session->pools().Stand()) {
+PoolSnapshot StandingOf(Rank& rank, const Tag& tag) {
+  for (PoolSnapshot& one : rank.session->pools().Snapshot()) {
     if (one.id == tag.id) return one;
   }
   Found("a tag is not known any more");
@@ -36,7 +36,7 @@ Pools::Standing StandingOf(Rank& rank, const Tag& tag) {
 // With the tag's lock.
 void PauseTag(Worker& worker, Tag& tag) {
   Rank& rank = worker.rank;
-  Pools::HowToPause how;
+  HowToPause how;
   how.wait = worker.Pick(3) != 0;
   if (!rank.settings.Without("after") && worker.Pick(4) == 0) how.after = tag.stream;
   Rank::PinnedBefore pinned(rank);
@@ -94,7 +94,7 @@ void TrimOrLook(Worker& worker) {
   Session& session = *worker.rank.session;
   switch (worker.Pick(4)) {
     case 0:
-      return session.TrimPinned(worker.Pick(2) << 20);
+      return session.devices().TrimPinned(worker.Pick(2) << 20);
     case 1:
       if (session.statistics().Json().empty()) Found("there are no statistics");
       break;

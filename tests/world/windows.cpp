@@ -22,14 +22,15 @@ bool Mapped(Rank& rank, const Place& of, const Status& status, const char* what)
 bool MapWindow(Rank& rank, const Place& of, Place& window) {
   Session& session = *rank.session;
   const AccessDescriptor access{{LocationType::kDevice, rank.device.value}, 3};
-  const auto range = session.Reserve(window.span, 0, {}, 0, {});
+  const auto range = session.nccl().Reserve(window.span, 0, {}, 0, {});
   if (!Mapped(rank, of, range.status(), "reserve a window")) return false;
   window.base = *range;
-  const bool mapped = Mapped(rank, of, session.Map(*range, window.span, 0, window.allocation, 0), "map a window");
-  if (mapped && Mapped(rank, of, session.SetAccess(*range, window.span, std::span(&access, 1)), "set access to a window"))
+  const bool mapped = Mapped(rank, of, session.nccl().Map(*range, window.span, 0, window.allocation, 0), "map a window");
+  if (mapped &&
+      Mapped(rank, of, session.nccl().SetAccess(*range, window.span, std::span(&access, 1)), "set access to a window"))
     return true;
-  if (mapped) rank.Must("unmap a window after a failure", [&] { return session.Unmap(*range, window.span); });
-  rank.Must("free a window's range after a failure", [&] { return session.FreeRange(*range, window.span); });
+  if (mapped) rank.Must("unmap a window after a failure", [&] { return session.nccl().Unmap(*range, window.span); });
+  rank.Must("free a window's range after a failure", [&] { return session.nccl().FreeRange(*range, window.span); });
   return false;
 }
 
@@ -43,9 +44,9 @@ void MakeWindow(Worker& worker) {
   Rank& rank = worker.rank;
   Place* const of = worker.Any(HasHandle);
   if (of == nullptr || worker.places.size() >= 24) return;
-  const auto retained = rank.session->Retain(of->address);
+  const auto retained = rank.session->nccl().Retain(of->address);
   if (!rank.Ok(retained.status(), std::string("retain ") + ToText(of->kind))) return;
-  const auto range = rank.session->AddressRange(of->address);
+  const auto range = rank.session->nccl().AddressRange(of->address);
   if (!rank.Ok(range.status(), "ask for the address range")) return;
   auto window = std::make_unique<Place>();
   window->kind = Kind::kWindow;
@@ -53,7 +54,7 @@ void MakeWindow(Worker& worker) {
   window->allocation = *retained;
   window->span = range->second;
   if (!MapWindow(rank, *of, *window))
-    return rank.Must("release a window after a failure", [&] { return rank.session->Release(*retained); });
+    return rank.Must("release a window after a failure", [&] { return rank.session->nccl().Release(*retained); });
   window->address = window->base + (of->address.value - range->first.value);
   Trace(fmt::format("window at {:#x} of {} at {:#x}", window->address.value, ToText(of->kind), of->address.value));
   worker.places.push_back(std::move(window));
@@ -66,13 +67,13 @@ void RegisterWithCard(Worker& worker) {
   Place* const place = worker.Any([](const Place& p) { return !p.card && (HasHandle(p) || p.kind == Kind::kLegacy); });
   if (place == nullptr) return;
   const Bytes bytes = place->memory->bytes;
-  const auto entered = rank.session->EnterLaunch("ibv_reg_mr");
-  const auto tags = rank.session->EnterTags({place->address, bytes}, "ibv_reg_mr");
-  if (tags.away || (!entered.owns_lock() && rank.session->TouchesPaused(place->address, bytes))) return;
+  const auto entered = rank.session->calls().EnterLaunch("ibv_reg_mr");
+  const auto tags = rank.session->calls().EnterTags({place->address, bytes}, "ibv_reg_mr");
+  if (tags.away || (!entered.owns_lock() && rank.session->calls().TouchesPaused(place->address, bytes))) return;
   const auto physical = MemoryAt(*rank.simulator, place->address);
   if (!physical) return;  // the card's driver finds nothing there
   std::this_thread::sleep_for(std::chrono::milliseconds(worker.Pick(3)));
-  if (!rank.session->NoteRegistration({place->address, bytes, "ibv_reg_mr"})) Found("a registration was not noted");
+  if (!rank.session->records().NoteRegistration({place->address, bytes, "ibv_reg_mr"})) Found("a registration was not noted");
   place->card = physical;
   Trace(fmt::format("{} at {:#x} is registered", ToText(place->kind), place->address.value));
 }
@@ -88,12 +89,12 @@ void Deregister(Worker& worker, Place& place) {
   place.card.reset();
   Rank& rank = worker.rank;
   std::shared_lock<CallGate> entered;
-  Session::InTags tags;
+  InTags tags;
   if (rank.settings.Without("ungated cards")) {
-    entered = rank.session->EnterLaunch("ibv_dereg_mr");
-    tags = rank.session->EnterTags({place.address, place.memory->bytes}, "ibv_dereg_mr");
+    entered = rank.session->calls().EnterLaunch("ibv_dereg_mr");
+    tags = rank.session->calls().EnterTags({place.address, place.memory->bytes}, "ibv_dereg_mr");
   }
-  rank.session->Note(Deregistered{place.address, place.memory->bytes});
+  rank.session->records().Note(Deregistered{place.address, place.memory->bytes});
 }
 
 void DeregisterFromCard(Worker& worker) {

@@ -73,15 +73,15 @@ TEST_F(NvlsTest, a_cycle_takes_the_object_and_what_is_bound_and_brings_both_back
     ASSERT_TRUE(session().Pause().ok());
     EXPECT_FALSE(Object().resident);
     EXPECT_FALSE(AllocationOfMemory().resident);
-    EXPECT_TRUE(session().TouchesPaused(Address{place}, 4)) << "a launch that touches the object is refused";
+    EXPECT_TRUE(session().calls().TouchesPaused(Address{place}, 4)) << "a launch that touches the object is refused";
     ASSERT_TRUE(session().Resume().ok());
     EXPECT_TRUE(Object().resident);
     EXPECT_EQ(session().CopyState().multicasts, before);
     EXPECT_EQ(*reinterpret_cast<int*>(memory()), 17);
   }
-  const auto [real, offset] = session().Backing(intercept::ToAllocation(object));
+  const auto [real, offset] = session().nccl().Backing(intercept::ToAllocation(object));
   EXPECT_EQ(really_unbind(real.value, 0, 0, kBytes), CUDA_SUCCESS) << "the driver has bound it again";
-  const auto [backing, within] = session().Backing(intercept::ToAllocation(memory_handle));
+  const auto [backing, within] = session().nccl().Backing(intercept::ToAllocation(memory_handle));
   EXPECT_EQ(really_bind(real.value, 0, backing.value, within, kBytes, 0), CUDA_SUCCESS);
   Unbind();
 }

@@ -210,7 +210,7 @@ TEST_F(Guarded, memory_whose_handle_a_library_retains_stays_until_each_reference
   IsHeld();
   ASSERT_EQ(release(handle), CUDA_SUCCESS);
   IsHeld();
-  const Bytes whole = session().MappingAt(part_).bytes;
+  const Bytes whole = session().records().MappingAt(part_).bytes;
   CUdeviceptr second = 0;
   ASSERT_EQ(PLAIN(cuMemAddressReserve)(&second, whole, 0, 0, 0), CUDA_SUCCESS);
   ASSERT_EQ(OF_DRIVER(cuMemMap)(second, whole, 0, handle, 0), CUDA_SUCCESS);
@@ -283,7 +283,7 @@ TEST_F(Guarded, memory_that_a_library_registers_stays_under_the_librarys_name_un
       "ibv_reg_mr_iova2", +[](void*, void*, size_t, std::uint64_t, unsigned) -> void* { return &g_region; })(nullptr, at(), 1,
                                                                                                              0, 1));
   // From an address before it, as a library registers its whole arena.
-  const Extent whole = session().MappingAt(part_);
+  const Extent whole = session().records().MappingAt(part_);
   registered(Verbs(
       "ibv_reg_mr", +[](void*, void*, size_t, int) -> void* { return &g_region; })(
       nullptr, reinterpret_cast<void*>(whole.address.value - 4096), whole.bytes, 1));
@@ -340,12 +340,12 @@ TEST_F(Guarded, memory_registered_for_storage_stays_until_it_is_deregistered) {
 TEST_F(Guarded, memory_bound_to_a_multicast_object_stays_whichever_way_it_is_bound) {
   CUmulticastObjectProp properties{};
   properties.numDevices = 1;
-  properties.size = session().MappingAt(part_).bytes;
+  properties.size = session().records().MappingAt(part_).bytes;
   properties.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle object = 0;
   ASSERT_EQ(OF_DRIVER(cuMulticastCreate)(&object, &properties), CUDA_SUCCESS);
   ASSERT_EQ(PLAIN(cuMulticastAddDevice)(object, 0), CUDA_SUCCESS);
-  ASSERT_EQ(OF_DRIVER(cuMulticastBindAddr)(object, 0, session().MappingAt(part_).address.value, properties.size, 0),
+  ASSERT_EQ(OF_DRIVER(cuMulticastBindAddr)(object, 0, session().records().MappingAt(part_).address.value, properties.size, 0),
             CUDA_SUCCESS);
   IsHeld();
   ASSERT_EQ(PLAIN(cuMulticastUnbind)(object, 0, 0, properties.size), CUDA_SUCCESS);
@@ -401,7 +401,8 @@ TEST_F(Guarded, registering_paused_memory_is_refused_and_other_memory_is_not_eve
 
 TEST_F(Guarded, statistics_and_memory_name_the_library_and_what_it_holds) {
   const CUmemGenericAllocationHandle handle = Retain(at());
-  const std::string named = "\"held_by\":{\"" + Library() + "\":" + std::to_string(session().MappingAt(part_).bytes) + "}";
+  const std::string named =
+      "\"held_by\":{\"" + Library() + "\":" + std::to_string(session().records().MappingAt(part_).bytes) + "}";
   EXPECT_NE(session().statistics().MemoryJson().find(named), std::string::npos) << session().statistics().MemoryJson();
   EXPECT_NE(session().statistics().Json().find(named), std::string::npos);
   EXPECT_NE(session().statistics().Text().find("held by " + Library()), std::string::npos);
@@ -540,7 +541,7 @@ TEST_F(SharedHandles, what_nobody_is_to_share_is_the_drivers_also_beside_a_tags)
   ASSERT_EQ(PLAIN(cuMemAddressReserve)(&range, 2 * kBytes, 0, 0, 0), CUDA_SUCCESS);
   Map(ours, range);
   Map(theirs, range + kBytes);
-  EXPECT_EQ(session().HandlesOfTags(Address{range}, 2 * kBytes), kBytes);
+  EXPECT_EQ(session().records().HandlesOfTags(Address{range}, 2 * kBytes), kBytes);
   EXPECT_EQ(unmap(range, 2 * kBytes), CUDA_SUCCESS) << "both at once";
   EXPECT_EQ(PLAIN(cuMemAddressFree)(range, 2 * kBytes), CUDA_SUCCESS);
   for (const CUmemGenericAllocationHandle one : {ours, theirs}) EXPECT_EQ(release(one), CUDA_SUCCESS);

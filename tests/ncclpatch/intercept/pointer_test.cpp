@@ -45,7 +45,7 @@ TEST_F(Pointers, to_memory_of_a_pool_are_freed_by_cudaFree_too) {
   using Real = decltype(cuMemFree);
   const auto free = Replace<Real>("cuMemFree", &test::Recorded<Real>::Real);
   const Address pooled{0x5000};
-  session().Note(AsyncAllocated{pooled, 4096});
+  session().records().Note(AsyncAllocated{pooled, 4096});
   const std::uint64_t passed = Count<PassedThrough>();
   test::Recorded<Real>::result = CUDA_ERROR_UNKNOWN;
   EXPECT_EQ(free(pooled.value), CUDA_ERROR_UNKNOWN);

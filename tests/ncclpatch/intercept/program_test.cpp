@@ -31,7 +31,7 @@ class Program : public Intercepted {
     EXPECT_TRUE(Resume().ok());
     EXPECT_TRUE(Parts().empty());
     EXPECT_TRUE(Left().empty());
-    session().TrimPinned(0);  // ends the thread that pins
+    session().devices().TrimPinned(0);  // ends the thread that pins
     Intercepted::TearDown();
   }
 
@@ -162,12 +162,12 @@ TEST_F(Program, a_tag_of_its_own_is_paused_apart_and_is_no_memory_of_the_program
   const CUdeviceptr memory = Take(kBytes);
   EXPECT_EQ(Parts().size(), 1U);
   ASSERT_TRUE(Pause().ok());
-  EXPECT_TRUE(session().TouchesPaused(Address{memory}, 1));
-  EXPECT_FALSE(session().TouchesPaused(tagged, 1));
+  EXPECT_TRUE(session().calls().TouchesPaused(Address{memory}, 1));
+  EXPECT_FALSE(session().calls().TouchesPaused(tagged, 1));
   ASSERT_TRUE(pools.Pause(own, {}).ok());
   ASSERT_TRUE(Resume().ok());
-  EXPECT_FALSE(session().TouchesPaused(Address{memory}, 1));
-  EXPECT_TRUE(session().TouchesPaused(tagged, 1));
+  EXPECT_FALSE(session().calls().TouchesPaused(Address{memory}, 1));
+  EXPECT_TRUE(session().calls().TouchesPaused(tagged, 1));
   ASSERT_TRUE(pools.Resume(own, {}).ok());
   EXPECT_EQ(free(tagged.value), CUDA_SUCCESS) << "cudaFree takes what is a tag's, whoever allocated it";
   EXPECT_EQ(free(memory), CUDA_SUCCESS);

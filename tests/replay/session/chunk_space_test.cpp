@@ -1,5 +1,5 @@
 // How chunks are cut into parts.
-#include "replay/session/chunk_space.h"
+#include "replay/session/pools/chunk_space.h"
 
 #include <gtest/gtest.h>
 

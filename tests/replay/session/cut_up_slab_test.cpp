@@ -39,12 +39,12 @@ class CutUpSlab : public test::TwoProcesses {
       std::memset(memory_[i], static_cast<int>(0x11 * (i + 1)), k2M);
     }
     ids_[2] = a.Create();
-    reserved_ = *a.session->Reserve(k2M, 0, {}, 0, {});
-    elsewhere_ = *a.session->Reserve(3 * k2M, 0, {}, 0, {});
+    reserved_ = *a.session->nccl().Reserve(k2M, 0, {}, 0, {});
+    elsewhere_ = *a.session->nccl().Reserve(3 * k2M, 0, {}, 0, {});
     ASSERT_EQ(a.session->CopyState().slabs.size(), 1U);
   }
   // NCCL's call that needs the slab to be cut up.
-  Status MapOnceMore() const { return a.session->Map(elsewhere_ + k2M, k2M, 0, ids_[0], 0); }
+  Status MapOnceMore() const { return a.session->nccl().Map(elsewhere_ + k2M, k2M, 0, ids_[0], 0); }
   void AllIsThere() const {
     for (std::size_t i = 0; i < 2; ++i) {
       const std::vector<std::byte> expected(k2M, static_cast<std::byte>(0x11 * (i + 1)));
@@ -58,11 +58,11 @@ class CutUpSlab : public test::TwoProcesses {
   }
   void FreeAll() const {
     if (a.simulator->MappingAt(elsewhere_ + k2M).ok()) {
-      EXPECT_TRUE(a.session->Unmap(elsewhere_ + k2M, k2M).ok());
+      EXPECT_TRUE(a.session->nccl().Unmap(elsewhere_ + k2M, k2M).ok());
     }
-    EXPECT_TRUE(a.session->FreeRange(elsewhere_, 3 * k2M).ok());
-    EXPECT_TRUE(a.session->Release(ids_[2]).ok());
-    EXPECT_TRUE(a.session->FreeRange(reserved_, k2M).ok());
+    EXPECT_TRUE(a.session->nccl().FreeRange(elsewhere_, 3 * k2M).ok());
+    EXPECT_TRUE(a.session->nccl().Release(ids_[2]).ok());
+    EXPECT_TRUE(a.session->nccl().FreeRange(reserved_, k2M).ok());
     for (std::size_t i = 0; i < 2; ++i) a.Free(memory_[i], ids_[i]);
     EXPECT_TRUE(a.session->CopyState().allocations.empty());
     EXPECT_TRUE(a.session->CopyState().ranges.empty());
@@ -114,7 +114,7 @@ TEST_F(CutUpSlab, any_call_that_fails_once_costs_nothing_but_that_mapping) {
 TEST_F(CutUpSlab, copies_that_have_not_ended_do_not_lose_their_memory) {
   for (const int fine : {0, 1}) {
     Allocate();
-    a.session->TrimPinned(0);
+    a.session->devices().TrimPinned(0);
     const Bytes pinned = a.simulator->PinnedBytes();
     int calls = 0;
     a.simulator->SetHook(
@@ -123,11 +123,11 @@ TEST_F(CutUpSlab, copies_that_have_not_ended_do_not_lose_their_memory) {
     EXPECT_EQ(calls, fine + 2);
     EXPECT_EQ(a.simulator->QueuedCopies(kDevice), 1U);
     EXPECT_EQ(a.simulator->PinnedBytes() - pinned, k2M);
-    a.session->TrimPinned(0);
+    a.session->devices().TrimPinned(0);
     EXPECT_EQ(a.simulator->PinnedBytes() - pinned, k2M) << "they may still be under way";
     a.simulator->SetHook({});
     if (fine == 0) {
-      a.session->TrimPinned(0);
+      a.session->devices().TrimPinned(0);
       EXPECT_EQ(a.simulator->PinnedBytes(), pinned) << "what is given back by hand";
     }
     EXPECT_EQ(MapOnceMore(), Status{}) << fine;
@@ -141,11 +141,11 @@ TEST_F(CutUpSlab, copies_that_have_not_ended_do_not_lose_their_memory) {
 TEST_F(CutUpSlab, one_that_a_network_card_uses_stays_whole) {
   Allocate();
   const Registered by_card{Address{reinterpret_cast<std::uint64_t>(memory_[1])}, k2M, "ibv_reg_mr"};
-  ASSERT_TRUE(a.session->NoteRegistration(by_card));
+  ASSERT_TRUE(a.session->records().NoteRegistration(by_card));
   EXPECT_EQ(MapOnceMore().code(), Code::kUnsupported);
   EXPECT_EQ(a.session->CopyState().slabs.size(), 1U);
   AllIsThere();
-  a.session->Note(Deregistered{by_card.address, by_card.bytes});
+  a.session->records().Note(Deregistered{by_card.address, by_card.bytes});
   EXPECT_EQ(MapOnceMore(), Status{});
   FreeAll();
 }
@@ -156,7 +156,7 @@ TEST_F(CutUpSlab, one_that_a_call_is_in_the_way_of_is_cut_up_after_it_and_other_
   Allocate();
   std::promise<void> inside;
   std::thread busy([&] {
-    const auto call = a.session->EnterLaunch();
+    const auto call = a.session->calls().EnterLaunch();
     inside.set_value();
     std::this_thread::sleep_for(kLong);
   });
@@ -164,7 +164,7 @@ TEST_F(CutUpSlab, one_that_a_call_is_in_the_way_of_is_cut_up_after_it_and_other_
   auto mapped = test::InThread([&] { return MapOnceMore(); });
   std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it is waiting
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_TRUE(a.session->EnterLaunch().owns_lock());
+  EXPECT_TRUE(a.session->calls().EnterLaunch().owns_lock());
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
   EXPECT_EQ(mapped.get(), Status{});
   busy.join();

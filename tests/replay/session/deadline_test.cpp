@@ -97,7 +97,7 @@ TEST_F(PatientTest, a_wait_for_the_device_is_broken_off_when_another_rank_has_fa
 TEST_F(DeadlineTest, a_launch_that_does_not_return_fails_the_pause_of_all_in_time_and_is_named) {
   std::promise<void> inside, go_on;
   std::thread launch([&] {
-    const auto entered = a.session->EnterLaunch("cuLaunchKernel", reinterpret_cast<void*>(0x5150));
+    const auto entered = a.session->calls().EnterLaunch("cuLaunchKernel", reinterpret_cast<void*>(0x5150));
     EXPECT_TRUE(entered.owns_lock());
     inside.set_value();
     go_on.get_future().wait();
@@ -112,7 +112,7 @@ TEST_F(DeadlineTest, a_launch_that_does_not_return_fails_the_pause_of_all_in_tim
   EXPECT_SAYS(there, "rank 0");
   EXPECT_SAYS(there, "cuLaunchKernel");
   EXPECT_GE(a.Count<ThreadSeen>(), 2U) << "the one inside is among them";
-  EXPECT_TRUE(a.session->Create(k2M, test::Process::On(kDevice), 0, {}).ok()) << "the gate is open again";
+  EXPECT_TRUE(a.session->nccl().Create(k2M, test::Process::On(kDevice), 0, {}).ok()) << "the gate is open again";
   go_on.set_value();
   launch.join();
   PauseWorksNow();
@@ -133,7 +133,7 @@ TEST_F(DeadlineTest, a_device_that_does_not_become_idle_fails_the_pause_of_all_i
 
 TEST_F(DeadlineTest, a_launch_is_refused_at_once_while_paused) {
   Both(&Session::Pause);
-  EXPECT_FALSE(a.session->EnterLaunch().owns_lock());
+  EXPECT_FALSE(a.session->calls().EnterLaunch().owns_lock());
   Both(&Session::Resume);
 }
 
@@ -196,7 +196,7 @@ TEST_F(DeadlineTest, a_launch_that_comes_during_a_pause_waits_and_is_made_when_t
   std::future<bool> launch;
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
     if (call != "Synchronize" || launch.valid()) return 0;
-    launch = test::InThread([&] { return a.session->EnterLaunch().owns_lock(); });
+    launch = test::InThread([&] { return a.session->calls().EnterLaunch().owns_lock(); });
     EXPECT_EQ(launch.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
     return cuda::kUnknown;
   });
@@ -215,7 +215,7 @@ TEST_F(DeadlineTest, neither_a_pause_nor_an_exit_waits_for_ever_for_a_driver_cal
     go_on.get_future().wait();
     return 0;
   });
-  std::thread release([&] { EXPECT_TRUE(a.session->Release(id).ok()); });
+  std::thread release([&] { EXPECT_TRUE(a.session->nccl().Release(id).ok()); });
   hangs.get_future().wait();
   const Status refused = a.session->Pause();
   EXPECT_EQ(refused.code(), Code::kRefused);
@@ -256,7 +256,7 @@ TEST_F(DeadlineTest, a_pause_of_a_tag_ends_although_an_unmap_of_nccls_begins_to_
   std::atomic<bool> begun{false};
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
     if (call == "Synchronize" && !begun.exchange(true)) {
-      unmap = std::thread([&] { EXPECT_TRUE(a.session->Unmap(at, k2M).ok()); });
+      unmap = std::thread([&] { EXPECT_TRUE(a.session->nccl().Unmap(at, k2M).ok()); });
       hangs.get_future().wait();
     } else if (call == "Unmap" && !std::exchange(in_unmap_, true)) {
       hangs.set_value();
@@ -323,7 +323,7 @@ TEST_F(ResetMeanwhile, a_reset_does_not_wait_for_a_resume_that_waits_for_others)
   ASSERT_TRUE(paused.get().ok());
   auto resumed = test::InThread([&] { return a.session->Resume(); });
   ASSERT_EQ(resumed.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout);
-  auto reset = test::InThread([&] { a.session->ForgetDevice(DeviceOrdinal{kDevice.value + 1}); });
+  auto reset = test::InThread([&] { a.session->devices().Forget(DeviceOrdinal{kDevice.value + 1}); });
   EXPECT_EQ(reset.wait_for(std::chrono::seconds(8)), std::future_status::ready);
   EXPECT_TRUE(b.session->Resume().ok());
   EXPECT_TRUE(resumed.get().ok());

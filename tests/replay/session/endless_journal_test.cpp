@@ -83,13 +83,13 @@ TEST(EndlessJournal, of_a_session_that_never_resumes_stays_small_and_a_pause_wor
   Bytes most = 0;
   for (std::uint64_t i = 0; i < events; i += 6) {
     const Address place{0x10000000 + i % 600 * 4096};
-    session->Note(HostAllocated{place, 4096, 0, false});
-    const auto id = session->Create(k2M, Process::On(kDevice), 0, {{0x1000, 0x2000, 0x3000}});
+    session->records().Note(HostAllocated{place, 4096, 0, false});
+    const auto id = session->nccl().Create(k2M, Process::On(kDevice), 0, {{0x1000, 0x2000, 0x3000}});
     ASSERT_TRUE(id.ok()) << id.status().message();
-    session->Note(PassedThrough{"cuMemGetAddressRange", "", 0});
-    ASSERT_TRUE(session->Export(*id).ok());
-    ASSERT_TRUE(session->Release(*id).ok());
-    ASSERT_TRUE(session->NoteFree(HostFreed{place}));
+    session->records().Note(PassedThrough{"cuMemGetAddressRange", "", 0});
+    ASSERT_TRUE(session->sharing().Export(*id).ok());
+    ASSERT_TRUE(session->nccl().Release(*id).ok());
+    ASSERT_TRUE(session->records().NoteFree(HostFreed{place}));
     if (i % 60'000 == 0) most = std::max(most, BytesOnDisk(options.directory));
   }
   stop = true;
@@ -130,8 +130,8 @@ TEST(FrozenJournal, costs_nccls_calls_nothing_and_refuses_a_pause_at_its_deadlin
     std::chrono::nanoseconds longest{0};
     for (int i = 0; i < 200; ++i) {
       const auto began = Now();
-      const auto id = session->Create(k2M, Process::On(kDevice), 0, {});
-      if (!id || !session->Release(*id)) wrong = "a call failed";
+      const auto id = session->nccl().Create(k2M, Process::On(kDevice), 0, {});
+      if (!id || !session->nccl().Release(*id)) wrong = "a call failed";
       longest = std::max<std::chrono::nanoseconds>(longest, Now() - began);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

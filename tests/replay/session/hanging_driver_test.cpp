@@ -40,13 +40,13 @@ class HangingDriverTest : public ::testing::Test {
                                 });
     }
     AllocationId Make(Address& at) const {
-      const AllocationId id = *session->Create(k2M, test::Process::On(kDevice), 0, {});
+      const AllocationId id = *session->nccl().Create(k2M, test::Process::On(kDevice), 0, {});
       at = Place(id);
       return id;
     }
     Address Place(AllocationId id) const {
-      const Address address = *session->Reserve(k2M, 0, {}, 0, {});
-      EXPECT_TRUE(session->Map(address, k2M, 0, id, 0).ok());
+      const Address address = *session->nccl().Reserve(k2M, 0, {}, 0, {});
+      EXPECT_TRUE(session->nccl().Map(address, k2M, 0, id, 0).ok());
       return address;
     }
     std::unique_ptr<Simulator> simulator;
@@ -55,9 +55,9 @@ class HangingDriverTest : public ::testing::Test {
 
   HangingDriverTest() {
     Address unused;
-    auto token = a_.session->Export(a_.Make(unused));
+    auto token = a_.session->sharing().Export(a_.Make(unused));
     EXPECT_TRUE(token.ok());
-    b_.Place(*b_.session->Import(token->get(), {}));
+    b_.Place(*b_.session->sharing().Import(token->get(), {}));
     a_.Make(victim_);
   }
   // An unmap of rank 0's hangs until GoOn.
@@ -68,7 +68,7 @@ class HangingDriverTest : public ::testing::Test {
       go_on_.get_future().wait();
       return 0;
     });
-    unmap_ = std::thread([this] { EXPECT_TRUE(a_.session->Unmap(victim_, k2M).ok()); });
+    unmap_ = std::thread([this] { EXPECT_TRUE(a_.session->nccl().Unmap(victim_, k2M).ok()); });
     inside_.get_future().wait();
   }
   void GoOnAndPauseWorks() {
@@ -116,10 +116,10 @@ TEST_F(HangingDriverTest, a_pause_of_the_peer_ends_and_names_the_rank_and_that_i
 
 TEST_F(HangingDriverTest, an_import_by_the_peer_waits_until_the_driver_is_back_and_succeeds) {
   Address unused;
-  auto token = a_.session->Export(a_.Make(unused));
+  auto token = a_.session->sharing().Export(a_.Make(unused));
   ASSERT_TRUE(token.ok());
   Hang();
-  auto import = test::InThread([&] { return b_.session->Import(token->get(), {}).status(); });
+  auto import = test::InThread([&] { return b_.session->sharing().Import(token->get(), {}).status(); });
   EXPECT_EQ(import.wait_for(milliseconds(300)), std::future_status::timeout);
   GoOnAndPauseWorks();
   const Status imported = import.get();

@@ -12,7 +12,7 @@ class KeptContents : public PoolsTest {
  protected:
   explicit KeptContents(const SessionOptions& options = {}) : PoolsTest(options) {}
   [[nodiscard]] BackupStatistics Of(PoolId pool) const {
-    for (const auto& standing : pools().Stand()) {
+    for (const auto& standing : pools().Snapshot()) {
       if (standing.id == pool) return standing.contents;
     }
     return {};
@@ -171,11 +171,11 @@ TEST_F(KeptContents, what_a_network_card_holds_stays_and_is_saved_right_once_it_
   std::byte* const part = Take(weights, 4 * kMiB);
   Fill(part, 4 * kMiB, 1);
   ASSERT_TRUE(Cycle(weights).ok());
-  ASSERT_TRUE(a.session->NoteRegistration({AddressOf(part), 4 * kMiB, "ibv_reg_mr"}));
+  ASSERT_TRUE(a.session->records().NoteRegistration({AddressOf(part), 4 * kMiB, "ibv_reg_mr"}));
   Fill(part, 4 * kMiB, 2);
   ASSERT_TRUE(Cycle(weights).ok());
   EXPECT_TRUE(Holds(part, 4 * kMiB, 2));
-  a.session->Note(Deregistered{AddressOf(part), 4 * kMiB});
+  a.session->records().Note(Deregistered{AddressOf(part), 4 * kMiB});
   Fill(part + kMiB, kMiB, 3);
   ASSERT_TRUE(Cycle(weights).ok());
   EXPECT_TRUE(Holds(part, kMiB, 2) && Holds(part + kMiB, kMiB, 3));

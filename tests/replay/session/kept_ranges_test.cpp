@@ -54,10 +54,10 @@ class AlienAddressTest : public test::TwoProcesses {
     Both(&Session::Resume);
   }
   static void MapThere(const Process& p, Address address, Bytes bytes, AllocationId id) {
-    const Status mapped = p.session->Map(address, bytes, 0, id, 0);
+    const Status mapped = p.session->nccl().Map(address, bytes, 0, id, 0);
     ASSERT_TRUE(mapped.ok()) << mapped.message();
     const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
-    EXPECT_TRUE(p.session->SetAccess(address, bytes, std::span(&access, 1)).ok());
+    EXPECT_TRUE(p.session->nccl().SetAccess(address, bytes, std::span(&access, 1)).ok());
   }
 };
 
@@ -66,9 +66,9 @@ class AlienAddressTest : public test::TwoProcesses {
 // One flat range in each process, in which each rank's memory has its place.
 struct Window {
   static constexpr Bytes kStride = 64 * kMiB;
-  explicit Window(const Process& process) : p(process), base(*p.session->Reserve(2 * kStride, 0, {}, 0, {})) {}
+  explicit Window(const Process& process) : p(process), base(*p.session->nccl().Reserve(2 * kStride, 0, {}, 0, {})) {}
   [[nodiscard]] Address Of(unsigned rank, Bytes offset) const { return base + rank * kStride + offset; }
-  void Free() const { EXPECT_TRUE(p.session->FreeRange(base, 2 * kStride).ok()); }
+  void Free() const { EXPECT_TRUE(p.session->nccl().FreeRange(base, 2 * kStride).ok()); }
   const Process& p;
   const Address base;
 };
@@ -78,23 +78,23 @@ class WindowTest : public AlienAddressTest, public ::testing::WithParamInterface
   // As NCCL does: the ranks come in the order of their numbers, so that one maps its own memory first, and the other what it
   // imported from a rank that may not have mapped it yet.
   void Register(AllocationId of_a, AllocationId of_b, Bytes bytes, Bytes offset) {
-    auto token_a = a.session->Export(of_a), token_b = b.session->Export(of_b);
+    auto token_a = a.session->sharing().Export(of_a), token_b = b.session->sharing().Export(of_b);
     const auto of_a_at_b = [&] {
-      const AllocationId as = *b.session->Import(token_a->get(), {});
+      const AllocationId as = *b.session->sharing().Import(token_a->get(), {});
       MapThere(b, window_b.Of(0, offset), bytes, as);
-      EXPECT_TRUE(b.session->Release(as).ok());
+      EXPECT_TRUE(b.session->nccl().Release(as).ok());
     };
     if (GetParam()) of_a_at_b();
     MapThere(a, window_a.Of(0, offset), bytes, of_a);
     if (!GetParam()) of_a_at_b();
-    const AllocationId as = *a.session->Import(token_b->get(), {});
+    const AllocationId as = *a.session->sharing().Import(token_b->get(), {});
     MapThere(a, window_a.Of(1, offset), bytes, as);
-    EXPECT_TRUE(a.session->Release(as).ok());
+    EXPECT_TRUE(a.session->nccl().Release(as).ok());
     MapThere(b, window_b.Of(1, offset), bytes, of_b);
   }
   void Deregister(Bytes bytes, Bytes offset) const {
     for (const Window* window : {&window_a, &window_b}) {
-      for (const unsigned rank : {0U, 1U}) EXPECT_TRUE(window->p.session->Unmap(window->Of(rank, offset), bytes).ok());
+      for (const unsigned rank : {0U, 1U}) EXPECT_TRUE(window->p.session->nccl().Unmap(window->Of(rank, offset), bytes).ok());
     }
   }
   void EachSeesWhatTheOtherWrites(Bytes bytes, Bytes offset, unsigned seed) const {
@@ -111,8 +111,8 @@ TEST_P(WindowTest, memory_that_has_no_address_of_its_own_lies_in_a_window_over_p
   std::byte* other = a.Place(a.Create());  // a slab that stays
   const AllocationId of_a = a.Create(5 * k2M), of_b = b.Create(5 * k2M);
   Register(of_a, of_b, 5 * k2M, kOffset);
-  EXPECT_TRUE(a.session->Release(of_a).ok());
-  EXPECT_TRUE(b.session->Release(of_b).ok());
+  EXPECT_TRUE(a.session->nccl().Release(of_a).ok());
+  EXPECT_TRUE(b.session->nccl().Release(of_b).ok());
   for (unsigned cycle = 0; cycle < 3; ++cycle) {
     EachSeesWhatTheOtherWrites(5 * k2M, kOffset, cycle);
     Cycle();
@@ -129,8 +129,8 @@ TEST_P(WindowTest, memory_of_the_program_is_at_its_first_address_and_in_the_wind
   const AllocationId of_a = a.Create(k2M, true), of_b = b.Create(k2M, true);
   std::byte* first_a = a.Place(of_a);
   std::byte* first_b = b.Place(of_b);
-  EXPECT_EQ(*a.session->Retain(At(first_a)), of_a);
-  EXPECT_EQ(*b.session->Retain(At(first_b)), of_b);
+  EXPECT_EQ(*a.session->nccl().Retain(At(first_a)), of_a);
+  EXPECT_EQ(*b.session->nccl().Retain(At(first_b)), of_b);
   Register(of_a, of_b, k2M, 0);
   for (unsigned cycle = 0; cycle < 3; ++cycle) {
     EachSeesWhatTheOtherWrites(k2M, 0, cycle);
@@ -141,8 +141,8 @@ TEST_P(WindowTest, memory_of_the_program_is_at_its_first_address_and_in_the_wind
     EXPECT_TRUE(Holds(MemoryAt(window_b.Of(0, 0)), k2M, cycle + 9)) << "one memory at three addresses";
   }
   Deregister(k2M, 0);
-  EXPECT_TRUE(a.session->Release(of_a).ok());
-  EXPECT_TRUE(b.session->Release(of_b).ok());
+  EXPECT_TRUE(a.session->nccl().Release(of_a).ok());
+  EXPECT_TRUE(b.session->nccl().Release(of_b).ok());
   a.Free(first_a, of_a);
   b.Free(first_b, of_b);
   window_a.Free();
@@ -157,9 +157,9 @@ TEST_F(AlienAddressTest, what_was_written_before_moves_along) {
   const AllocationId id = a.Create();
   std::byte* memory = a.Place(id);
   Fill(memory, k2M, 1);
-  EXPECT_TRUE(a.session->Unmap(At(memory), k2M).ok());  // and holds the handle
-  EXPECT_TRUE(a.session->FreeRange(At(memory), k2M).ok());
-  const Address elsewhere = *a.session->Reserve(2 * k2M, 0, {}, 0, {});
+  EXPECT_TRUE(a.session->nccl().Unmap(At(memory), k2M).ok());  // and holds the handle
+  EXPECT_TRUE(a.session->nccl().FreeRange(At(memory), k2M).ok());
+  const Address elsewhere = *a.session->nccl().Reserve(2 * k2M, 0, {}, 0, {});
   MapThere(a, elsewhere + k2M, k2M, id);
   EXPECT_TRUE(Holds(MemoryAt(elsewhere + k2M), k2M, 1));
   const AllocationId next = a.Create();
@@ -174,18 +174,18 @@ TEST_F(AlienAddressTest, what_was_written_before_moves_along) {
 TEST_F(AlienAddressTest, memory_for_network_cards_does_not_return_into_a_slab_without) {
   const AllocationId id = a.Create();
   std::byte* memory = a.Place(id);
-  EXPECT_TRUE(a.session->Unmap(At(memory), k2M).ok());
-  EXPECT_TRUE(a.session->Release(id).ok());  // and keeps the address
+  EXPECT_TRUE(a.session->nccl().Unmap(At(memory), k2M).ok());
+  EXPECT_TRUE(a.session->nccl().Release(id).ok());  // and keeps the address
   AllocationProperties for_cards = Process::On(kDevice);
   for_cards.gpu_direct_rdma = 1;
-  const AllocationId next = *a.session->Create(k2M, for_cards, 0, {});
-  EXPECT_EQ(a.session->Map(At(memory), k2M, 0, next, 0), Status{});
+  const AllocationId next = *a.session->nccl().Create(k2M, for_cards, 0, {});
+  EXPECT_EQ(a.session->nccl().Map(At(memory), k2M, 0, next, 0), Status{});
   const State state = a.session->CopyState();
   const Allocation& mapped = state.allocations.at(next);
   EXPECT_EQ((mapped.placed() ? state.allocations.at(mapped.slab) : mapped).properties, for_cards);
-  EXPECT_FALSE(a.session->FreeRange(At(memory), k2M).ok()) << "memory is mapped there";
+  EXPECT_FALSE(a.session->nccl().FreeRange(At(memory), k2M).ok()) << "memory is mapped there";
   EXPECT_TRUE(a.session->Pause().ok());
-  EXPECT_FALSE(a.session->FreeRange(At(memory), k2M).ok()) << "the resume maps it there, which the driver does not know";
+  EXPECT_FALSE(a.session->nccl().FreeRange(At(memory), k2M).ok()) << "the resume maps it there, which the driver does not know";
   EXPECT_TRUE(a.session->Resume().ok());
 }
 
@@ -196,10 +196,10 @@ TEST_F(AlienAddressTest, memory_in_use_is_mapped_once_more_after_its_slab_was_cu
     buffers.emplace_back(a.Place(id, i == 1 ? 5 * k2M : k2M), id);
     Fill(buffers[i].first, k2M, i);
   }
-  EXPECT_TRUE(a.session->Release(buffers[3].second).ok());  // only mapped
+  EXPECT_TRUE(a.session->nccl().Release(buffers[3].second).ok());  // only mapped
   const auto [memory, id] = buffers[2];
-  EXPECT_EQ(*a.session->Retain(At(memory)), id);
-  const Address elsewhere = *a.session->Reserve(8 * k2M, 0, {}, 0, {});
+  EXPECT_EQ(*a.session->nccl().Retain(At(memory)), id);
+  const Address elsewhere = *a.session->nccl().Reserve(8 * k2M, 0, {}, 0, {});
   MapThere(a, elsewhere + k2M, k2M, id);
   EXPECT_TRUE(a.session->CopyState().slabs.empty());
   for (unsigned cycle = 0; cycle < 2; ++cycle) {
@@ -214,12 +214,12 @@ TEST_F(AlienAddressTest, memory_in_use_is_mapped_once_more_after_its_slab_was_cu
   Cycle();
   EXPECT_TRUE(Holds(theirs, k2M, 2));
   b.Free(theirs, as);
-  EXPECT_TRUE(a.session->Release(id).ok());
-  EXPECT_TRUE(a.session->Unmap(elsewhere + k2M, k2M).ok());
-  EXPECT_TRUE(a.session->FreeRange(elsewhere, 8 * k2M).ok());
+  EXPECT_TRUE(a.session->nccl().Release(id).ok());
+  EXPECT_TRUE(a.session->nccl().Unmap(elsewhere + k2M, k2M).ok());
+  EXPECT_TRUE(a.session->nccl().FreeRange(elsewhere, 8 * k2M).ok());
   for (unsigned i = 0; i < 3; ++i) a.Free(buffers[i].first, buffers[i].second, i == 1 ? 5 * k2M : k2M);
-  EXPECT_TRUE(a.session->Unmap(At(buffers[3].first), k2M).ok());
-  EXPECT_TRUE(a.session->FreeRange(At(buffers[3].first), k2M).ok());
+  EXPECT_TRUE(a.session->nccl().Unmap(At(buffers[3].first), k2M).ok());
+  EXPECT_TRUE(a.session->nccl().FreeRange(At(buffers[3].first), k2M).ok());
   LeavesNothing();
 }
 
@@ -266,7 +266,7 @@ class Communicator {
     for (Buffer& buffer : buffers_) {
       AllocationProperties properties = Process::On(kDevice);
       properties.gpu_direct_rdma = rdma ? 1 : 0;
-      const auto created = owner_.session->Create(buffer.bytes, properties, 0, {});
+      const auto created = owner_.session->nccl().Create(buffer.bytes, properties, 0, {});
       ASSERT_TRUE(created.ok()) << created.status().message();
       buffer.own = *created;
       Map(owner_, buffer.mine, buffer.own, buffer.bytes);
@@ -280,8 +280,8 @@ class Communicator {
   }
   void FreeRanges() const {
     for (const Buffer& buffer : buffers_) {
-      EXPECT_TRUE(owner_.session->FreeRange(At(buffer.mine), buffer.bytes).ok());
-      EXPECT_TRUE(peer_.session->FreeRange(At(buffer.theirs), buffer.bytes).ok());
+      EXPECT_TRUE(owner_.session->nccl().FreeRange(At(buffer.mine), buffer.bytes).ok());
+      EXPECT_TRUE(peer_.session->nccl().FreeRange(At(buffer.theirs), buffer.bytes).ok());
     }
   }
   void Destroy() const {
@@ -294,20 +294,20 @@ class Communicator {
  private:
   [[nodiscard]] unsigned Seed(std::size_t i) const { return seed_ * 100 + static_cast<unsigned>(i); }
   AllocationId Pass(AllocationId id) const {
-    auto token = owner_.session->Export(id);
-    const auto imported = peer_.session->Import(token->get(), {});
+    auto token = owner_.session->sharing().Export(id);
+    const auto imported = peer_.session->sharing().Import(token->get(), {});
     EXPECT_TRUE(imported.ok()) << imported.status().message();
     return imported.ok() ? *imported : AllocationId{};
   }
   static void GiveUp(const Process& p, std::byte* memory, AllocationId id, Bytes bytes) {
-    EXPECT_TRUE(p.session->Unmap(At(memory), bytes).ok());
-    EXPECT_TRUE(p.session->Release(id).ok());
+    EXPECT_TRUE(p.session->nccl().Unmap(At(memory), bytes).ok());
+    EXPECT_TRUE(p.session->nccl().Release(id).ok());
   }
   static void Map(const Process& p, std::byte* memory, AllocationId id, Bytes bytes) {
-    const Status mapped = p.session->Map(At(memory), bytes, 0, id, 0);
+    const Status mapped = p.session->nccl().Map(At(memory), bytes, 0, id, 0);
     ASSERT_TRUE(mapped.ok()) << mapped.message();
     const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
-    EXPECT_TRUE(p.session->SetAccess(At(memory), bytes, std::span(&access, 1)).ok());
+    EXPECT_TRUE(p.session->nccl().SetAccess(At(memory), bytes, std::span(&access, 1)).ok());
   }
 
   const Process& owner_;
@@ -399,9 +399,9 @@ TEST_F(NativeSuspendTest, a_resume_that_is_given_up_leaves_no_empty_slab) {
   a.Free(first.mine, id, first.bytes);
   for (const auto& buffer : from_a.buffers()) {
     if (buffer.mine != first.mine) {
-      EXPECT_TRUE(a.session->FreeRange(At(buffer.mine), buffer.bytes).ok());
+      EXPECT_TRUE(a.session->nccl().FreeRange(At(buffer.mine), buffer.bytes).ok());
     }
-    EXPECT_TRUE(b.session->FreeRange(At(buffer.theirs), buffer.bytes).ok());
+    EXPECT_TRUE(b.session->nccl().FreeRange(At(buffer.theirs), buffer.bytes).ok());
   }
   for (const auto& [slab, parts] : a.session->CopyState().slabs) EXPECT_FALSE(parts.parts.empty()) << slab.value;
   stays.Destroy();
@@ -418,7 +418,7 @@ TEST_F(NativeSuspendTest, and_then_destroyed_leaves_nothing) {
 TEST_F(NativeSuspendTest, pauses_in_between_find_nothing_to_do) {
   SuspendAll();
   Both(&Session::Pause);
-  const auto refused = a.session->Create(k2M, Process::On(kDevice), 0, {});
+  const auto refused = a.session->nccl().Create(k2M, Process::On(kDevice), 0, {});
   EXPECT_EQ(refused.status().code(), Code::kRefused);
   Both(&Session::Resume);
   ResumeAll();
@@ -485,15 +485,15 @@ TEST(NativeSuspend, does_not_ask_again_for_what_network_cards_need) {
   rdma.gpu_direct_rdma = 1;
   std::vector<std::pair<std::byte*, AllocationId>> buffers;
   for (int i = 0; i < 4; ++i) {
-    const AllocationId id = *a.session->Create(k2M, rdma, 0, {});
+    const AllocationId id = *a.session->nccl().Create(k2M, rdma, 0, {});
     buffers.emplace_back(a.Place(id), id);
   }
   for (int i = 1; i < 4; ++i) {  // the first keeps the slab
     auto& [memory, id] = buffers[static_cast<std::size_t>(i)];
-    EXPECT_TRUE(a.session->Unmap(At(memory), k2M).ok());
-    EXPECT_TRUE(a.session->Release(id).ok());
+    EXPECT_TRUE(a.session->nccl().Unmap(At(memory), k2M).ok());
+    EXPECT_TRUE(a.session->nccl().Release(id).ok());
     id = a.Create();
-    const Status mapped = a.session->Map(At(memory), k2M, 0, id, 0);
+    const Status mapped = a.session->nccl().Map(At(memory), k2M, 0, id, 0);
     EXPECT_TRUE(mapped.ok()) << mapped.message();
   }
   EXPECT_EQ(a.session->CopyState().slabs.size(), 1U);

@@ -32,14 +32,14 @@ class LegacySlabTest : public test::TwoProcesses {
   }
   static std::byte* Memory(Address address) { return reinterpret_cast<std::byte*>(address.value); }
   Address Allocate(Bytes bytes) const {
-    const auto address = a.session->LegacyAllocate(bytes, kDevice, {});
+    const auto address = a.session->legacy().Allocate(bytes, kDevice, {});
     EXPECT_TRUE(address.ok()) << address.status().message();
     return *address;
   }
   Address Open(Address address) const {
-    const auto handle = a.session->LegacyExport(address);
+    const auto handle = a.session->legacy().Export(address);
     EXPECT_TRUE(handle.ok()) << handle.status().message();
-    const auto opened = b.session->LegacyImport(*handle, kDevice, {});
+    const auto opened = b.session->legacy().Import(*handle, kDevice, {});
     EXPECT_TRUE(opened.ok()) << opened.status().message();
     return *opened;
   }
@@ -86,8 +86,8 @@ TEST_F(LegacySlabTest, a_cycle_makes_no_more_driver_calls_than_for_cuMem_and_bri
     Memory(theirs)[3] = std::byte{0x33};
     ASSERT_EQ(Memory(mine)[3], std::byte{0x33});
   }
-  for (const auto& [mine, theirs] : shared) EXPECT_TRUE(b.session->LegacyClose(theirs).ok());
-  for (const auto& [address, bytes] : own) EXPECT_TRUE(a.session->LegacyFree(address).ok());
+  for (const auto& [mine, theirs] : shared) EXPECT_TRUE(b.session->legacy().Close(theirs).ok());
+  for (const auto& [address, bytes] : own) EXPECT_TRUE(a.session->legacy().Free(address).ok());
   EXPECT_EQ(a.InUse(), 0U);
   for (const Process* p : {&a, &b}) EXPECT_EQ(p->simulator->Snapshot(), SimulatorSnapshot{});
 
@@ -111,12 +111,12 @@ TEST_F(LegacySlabTest, a_handle_that_is_opened_twice_is_at_one_address_until_it_
   const Address theirs = Open(mine);
   EXPECT_EQ(Open(mine), theirs);
   Memory(mine)[5] = std::byte{5};
-  EXPECT_TRUE(b.session->LegacyClose(theirs).ok());
+  EXPECT_TRUE(b.session->legacy().Close(theirs).ok());
   EXPECT_EQ(Memory(theirs)[5], std::byte{5});
   OneCycle();
   EXPECT_EQ(Memory(theirs)[5], std::byte{5});
-  EXPECT_TRUE(b.session->LegacyClose(theirs).ok());
-  EXPECT_EQ(b.session->LegacyClose(theirs).code(), Code::kNotFound);
+  EXPECT_TRUE(b.session->legacy().Close(theirs).ok());
+  EXPECT_EQ(b.session->legacy().Close(theirs).code(), Code::kNotFound);
   EXPECT_EQ(b.simulator->Snapshot(), SimulatorSnapshot{});
 }
 
@@ -124,32 +124,32 @@ TEST_F(LegacySlabTest, handles_of_one_block_are_opened_and_closed_each_by_itself
   const Address first = Allocate(100), second = Allocate(100);
   const Address their_first = Open(first), their_second = Open(second);
   EXPECT_EQ(their_second.value - their_first.value, second.value - first.value);
-  EXPECT_TRUE(b.session->LegacyClose(their_first).ok());
+  EXPECT_TRUE(b.session->legacy().Close(their_first).ok());
   Memory(second)[7] = std::byte{7};
   EXPECT_EQ(Memory(their_second)[7], std::byte{7});
   OneCycle();
   EXPECT_EQ(Memory(their_second)[7], std::byte{7});
-  EXPECT_TRUE(b.session->LegacyClose(their_second).ok());
+  EXPECT_TRUE(b.session->legacy().Close(their_second).ok());
 }
 
 TEST_F(LegacySlabTest, a_block_that_was_freed_while_running_stays_until_the_peer_closes_it) {
   const Address mine = Allocate(4 * k2M), other = Allocate(4 * k2M);
   const Address theirs = Open(mine);
   Memory(mine)[9] = std::byte{9};
-  EXPECT_TRUE(a.session->LegacyFree(mine).ok());
+  EXPECT_TRUE(a.session->legacy().Free(mine).ok());
   EXPECT_NE(Allocate(4 * k2M), mine) << "a peer may still write there";
   OneCycle();
   EXPECT_EQ(Memory(theirs)[9], std::byte{9});
-  EXPECT_TRUE(b.session->LegacyClose(theirs).ok());
+  EXPECT_TRUE(b.session->legacy().Close(theirs).ok());
   EXPECT_EQ(Allocate(4 * k2M), mine);
   EXPECT_EQ(Memory(mine)[9], std::byte{0}) << "a stale flag in a buffer is a wrong result";
-  EXPECT_TRUE(a.session->LegacyFree(other).ok());
+  EXPECT_TRUE(a.session->legacy().Free(other).ok());
 }
 
 TEST_F(LegacySlabTest, a_second_device_reaches_what_is_in_the_slabs_of_the_first) {
   constexpr DeviceOrdinal kOther{1};
   const Address here = Allocate(8);
-  ASSERT_TRUE(a.session->LegacyAllocate(8, kOther, {}).ok());
+  ASSERT_TRUE(a.session->legacy().Allocate(8, kOther, {}).ok());
   const auto mapping = a.simulator->MappingAt(here);
   ASSERT_TRUE(mapping.ok());
   EXPECT_GT(mapping->bytes, k2M) << "a slab";
@@ -161,7 +161,7 @@ TEST_F(LegacySlabTest, devices_that_cannot_reach_each_other_have_memory_each) {
   a.simulator->SetApart();
   for (const Bytes bytes : {Bytes{4096}, k2M, 64 * kMiB, 64 * kMiB}) {  // a small one, in a slab, and with a handle of its own
     for (const DeviceOrdinal device : {kDevice, kOther}) {
-      const auto address = a.session->LegacyAllocate(bytes, device, {});
+      const auto address = a.session->legacy().Allocate(bytes, device, {});
       ASSERT_TRUE(address.ok()) << device.value << ", " << bytes << ": " << address.status().message();
       std::memset(Memory(*address), 0x11 + device.value, bytes);
       ASSERT_TRUE(a.session->Pause().ok());
@@ -174,7 +174,7 @@ TEST_F(LegacySlabTest, devices_that_cannot_reach_each_other_have_memory_each) {
 
 TEST_F(LegacySlabTest, a_second_device_reaches_what_is_made_after_it_was_seen) {
   const AccessDescriptor other{{LocationType::kDevice, 1}, 3};
-  ASSERT_TRUE(a.session->LegacyAllocate(k2M, DeviceOrdinal{1}, {}).ok());
+  ASSERT_TRUE(a.session->legacy().Allocate(k2M, DeviceOrdinal{1}, {}).ok());
   for (const Bytes bytes : {k2M, 64 * kMiB}) {
     const Address address = Allocate(bytes);
     const auto mapping = a.simulator->MappingAt(address);
@@ -198,18 +198,18 @@ TEST_F(LegacySlabTest, a_driver_error_while_a_block_or_an_import_is_made_leaves_
     ASSERT_TRUE(a.simulator->FailNext(call, 2, cuda::kUnknown).ok());
     ASSERT_TRUE(a.simulator->FailNext(call, 3, cuda::kUnknown).ok());
     ASSERT_TRUE(a.simulator->FailNext(call, 4, cuda::kUnknown).ok());
-    EXPECT_EQ(a.session->LegacyAllocate(8, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(a.session->legacy().Allocate(8, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
     a.simulator->ForgetPlannedFailures();
     EXPECT_EQ(a.simulator->Snapshot(), SimulatorSnapshot{}) << call;
   }
-  const auto handle = a.session->LegacyExport(Allocate(8));
+  const auto handle = a.session->legacy().Export(Allocate(8));
   for (const char* call : {"Import", "Reserve", "Map"}) {
     ASSERT_TRUE(b.simulator->FailNext(call, 1, cuda::kUnknown).ok());
-    EXPECT_EQ(b.session->LegacyImport(*handle, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(b.session->legacy().Import(*handle, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
     EXPECT_EQ(b.simulator->Snapshot(), SimulatorSnapshot{}) << call;
   }
   ASSERT_TRUE(b.simulator->FailNext("SetAccess", 1, cuda::kUnknown).ok());
-  EXPECT_EQ(b.session->LegacyImport(*handle, kDevice, {}).status().driver_result(), cuda::kUnknown);
+  EXPECT_EQ(b.session->legacy().Import(*handle, kDevice, {}).status().driver_result(), cuda::kUnknown);
   EXPECT_EQ(b.simulator->Snapshot(), SimulatorSnapshot{});
   EXPECT_TRUE(b.session->CopyState().allocations.empty());
 }

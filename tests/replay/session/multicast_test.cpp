@@ -43,13 +43,13 @@ class MulticastSession : public ::testing::TestWithParam<MulticastSetting> {
     EXPECT_TRUE(CheckInvariants(state).ok()) << CheckInvariants(state).message();
   }
   [[nodiscard]] AllocationId Create(Bytes bytes, bool for_application = false) const {
-    return *session->Create(bytes, test::Process::On(DeviceOrdinal{0}), 0, {}, for_application);
+    return *session->nccl().Create(bytes, test::Process::On(DeviceOrdinal{0}), 0, {}, for_application);
   }
   [[nodiscard]] Address Place(AllocationId id, Bytes bytes) const {
-    const Address address = *session->Reserve(bytes, id == object ? kPiece : 0, {}, 0, {});
-    EXPECT_TRUE(session->Map(address, bytes, 0, id, 0).ok());
+    const Address address = *session->nccl().Reserve(bytes, id == object ? kPiece : 0, {}, 0, {});
+    EXPECT_TRUE(session->nccl().Map(address, bytes, 0, id, 0).ok());
     const AccessDescriptor access{{LocationType::kDevice, 0}, 3};
-    EXPECT_TRUE(session->SetAccess(address, bytes, std::span(&access, 1)).ok());
+    EXPECT_TRUE(session->nccl().SetAccess(address, bytes, std::span(&access, 1)).ok());
     return address;
   }
   [[nodiscard]] bool released() const { return GetParam().nvls == Nvls::kRelease; }
@@ -150,16 +150,16 @@ TEST(MulticastSessions, what_stands_in_for_an_object_is_mapped_by_whoever_import
   test::MulticastCalls of_a(*a.session, *a.simulator), of_b(*b.session, *b.simulator);
   constexpr Bytes kObject = 96 * test::kMiB;  // three times a piece of 32 MiB
   const AllocationId object = *of_a.Create(kObject, 2);
-  const auto token = a.session->Export(object);
+  const auto token = a.session->sharing().Export(object);
   ASSERT_TRUE(of_a.AddDevice(object, DeviceOrdinal{0}).ok());
-  ASSERT_TRUE(of_b.AddDevice(*b.session->Import(token->get(), {}), DeviceOrdinal{1}).ok());
+  ASSERT_TRUE(of_b.AddDevice(*b.session->sharing().Import(token->get(), {}), DeviceOrdinal{1}).ok());
   std::thread other([&] { EXPECT_TRUE(b.session->Pause().ok()); });
   EXPECT_TRUE(a.session->Pause().ok());
   other.join();
   network.Kill(SessionId{2});
   ASSERT_TRUE(a.session->Resume().ok());
   std::byte* const at_a = a.Place(object, kObject);
-  std::byte* const at_c = c.Place(*c.session->Import(token->get(), {}), kObject);
+  std::byte* const at_c = c.Place(*c.session->sharing().Import(token->get(), {}), kObject);
   at_a[0] = std::byte{7};
   EXPECT_EQ(at_c[kObject - 32 * test::kMiB], std::byte{7});
 }

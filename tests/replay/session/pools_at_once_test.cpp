@@ -119,7 +119,7 @@ TEST_F(PoolsTest, a_pause_without_waiting_follows_one_stream_and_runs_no_kernels
   EXPECT_EQ(a.simulator->Calls("Follow"), 1U);
   EXPECT_EQ(a.simulator->Calls("Synchronize"), 0U);
   EXPECT_EQ(a.simulator->Calls("FindNonZero"), 0U);
-  EXPECT_EQ(pools().Stand().front().contents.bytes_saved, 4 * kMiB) << "what was given out, and not the whole chunk";
+  EXPECT_EQ(pools().Snapshot().front().contents.bytes_saved, 4 * kMiB) << "what was given out, and not the whole chunk";
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_EQ(a.simulator->Calls("ClearAll"), 0U);
   EXPECT_TRUE(Holds(memory, 4 * kMiB, 1));
@@ -162,7 +162,7 @@ TEST_F(PoolsTest, a_failure_that_nobody_heard_of_is_not_told_after_a_try_that_wo
   ASSERT_TRUE(Pause(pool).ok());
   ASSERT_TRUE(a.simulator->FailNext("Map", 1, cuda::kUnknown).ok());
   ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
-  while (pools().Stand()[0].failure.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (pools().Snapshot()[0].failure.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
   EXPECT_EQ(pools().Wait(pool), Status{});
   EXPECT_EQ(StateOf(pool), "resident");
@@ -373,11 +373,11 @@ TEST_F(PoolsTest, what_a_card_may_have_written_to_while_the_tag_was_paused_is_no
   const auto gate = HoldAt("Synchronize");
   ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
   gate->AwaitReached();
-  ASSERT_TRUE(a.session->NoteRegistration({AddressOf(shared), kMiB, "ibv_reg_mr"}));
+  ASSERT_TRUE(a.session->records().NoteRegistration({AddressOf(shared), kMiB, "ibv_reg_mr"}));
   gate->Open();
   ASSERT_TRUE(pools().Wait(pool).ok());
   ASSERT_EQ(a.InUse(), kChunk) << "the chunk that the card uses stays";
-  a.session->Note(Deregistered{AddressOf(shared), kMiB});
+  a.session->records().Note(Deregistered{AddressOf(shared), kMiB});
   a.simulator->SetHook({});
   ASSERT_TRUE(a.simulator->FailNext("Create", 1, cuda::kOutOfMemory).ok());
   EXPECT_FALSE(Resume(pool).ok());
@@ -400,7 +400,7 @@ TEST_F(PoolsTest, host_memory_is_pinned_ahead_within_the_limit_and_given_back) {
   ASSERT_TRUE(pools.Allocate(two, 130 * kMiB, kSecond).ok());
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(c.Pinned(), 64 * kMiB);
-  c.session->TrimPinned(kChunk);
+  c.session->devices().TrimPinned(kChunk);
   EXPECT_EQ(c.Pinned(), kChunk);
   c.JournalFolds();
 }

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "replay/session/pools.h"
+#include "replay/session/pools/pools.h"
 #include "tests/replay/session/bulk.h"
 #include "tests/replay/session/session_process.h"
 
@@ -63,7 +63,7 @@ class PoolsTest : public TwoProcesses {
   Status Pause(PoolId pool) const { return pools().Pause(pool, {}); }
   Status Resume(PoolId pool) const { return pools().Resume(pool, {}); }
   std::string StateOf(PoolId pool) const {
-    for (const auto& standing : pools().Stand()) {
+    for (const auto& standing : pools().Snapshot()) {
       if (standing.id == pool) return standing.state;
     }
     return "unknown";

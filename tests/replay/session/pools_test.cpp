@@ -60,7 +60,7 @@ TEST_F(Doubts, a_resume_that_does_not_bring_all_bytes_of_nccl_back_fails) {
   a.simulator->SetHook({});
   EXPECT_TRUE(a.session->Resume().ok());
   EXPECT_EQ(buffer[kMiB - 1], std::byte{0x44});
-  EXPECT_TRUE(a.session->Release(never_mapped).ok());
+  EXPECT_TRUE(a.session->nccl().Release(never_mapped).ok());
 }
 
 // An allocator above the pool may have memory of it in reserve, and hand it out.
@@ -123,7 +123,7 @@ TEST_F(PoolsTest, dense_memory_travels_by_the_copy_engines_and_zeros_do_not_trav
   ASSERT_TRUE(Pause(weights).ok());
   EXPECT_EQ(a.simulator->Calls("Gather"), 0U);
   EXPECT_GT(a.simulator->Calls("CopyToHost"), 0U);
-  EXPECT_EQ(pools().Stand().front().contents.bytes_saved, 128 * kMiB);
+  EXPECT_EQ(pools().Snapshot().front().contents.bytes_saved, 128 * kMiB);
   const std::uint64_t cleared = a.simulator->Calls("ClearAll");
   ASSERT_TRUE(Resume(weights).ok());
   EXPECT_EQ(a.simulator->Calls("Scatter"), 0U);
@@ -138,7 +138,7 @@ TEST_F(PoolsTest, what_was_freed_is_not_saved_with_what_lies_before_it) {
   ASSERT_EQ(parts[3], parts[0] + 3 * k2M);
   for (const std::size_t freed : {2, 3}) ASSERT_TRUE(Give(parts[freed]).ok());
   ASSERT_TRUE(Pause(weights).ok());
-  EXPECT_EQ(pools().Stand().front().contents.bytes_saved, 2 * k2M);
+  EXPECT_EQ(pools().Snapshot().front().contents.bytes_saved, 2 * k2M);
   ASSERT_TRUE(Resume(weights).ok());
   for (const int kept : {0, 1}) EXPECT_TRUE(Holds(parts[static_cast<std::size_t>(kept)], k2M, kept));
 }
@@ -149,7 +149,7 @@ TEST_F(PoolsTest, sparse_memory_is_not_copied_whole) {
   sparse[5] = std::byte{5};
   sparse[100 * kMiB] = std::byte{6};
   ASSERT_TRUE(Pause(weights).ok());
-  EXPECT_EQ(pools().Stand().front().contents.bytes_saved, 2 * 4096U);
+  EXPECT_EQ(pools().Snapshot().front().contents.bytes_saved, 2 * 4096U);
   ASSERT_TRUE(Resume(weights).ok());
   EXPECT_EQ(sparse[5], std::byte{5});
   EXPECT_EQ(sparse[100 * kMiB], std::byte{6});
@@ -246,7 +246,7 @@ TEST_F(PoolsTest, sizes_that_no_device_has_are_refused_before_they_are_added_to_
   for (const PoolId pool : pools_of)
     for (const Bytes bytes : {kNone - 1, kNone - 512, kNone - 513, kNone - 2 * kMiB, Bytes{1} << 63, Bytes{1} << 50})
       EXPECT_EQ(pools().Allocate(pool, bytes, kDevice).status().code(), Code::kOutOfMemory) << bytes;
-  EXPECT_EQ(a.session->LegacyAllocate(kNone - 1, kDevice, {}).status().code(), Code::kOutOfMemory);
+  EXPECT_EQ(a.session->legacy().Allocate(kNone - 1, kDevice, {}).status().code(), Code::kOutOfMemory);
   EXPECT_EQ(a.InUse(), 0U);
   EXPECT_EQ(a.session->CopyState().broken, "");
 }
@@ -529,7 +529,7 @@ TEST_F(PoolsTest, all_pools_together_keep_no_more_host_memory_than_is_asked_for)
     ASSERT_TRUE(Resume(pool).ok());
   }
   ASSERT_GE(a.Pinned(), 64 * kMiB);
-  a.session->TrimPinned(32 * kMiB);
+  a.session->devices().TrimPinned(32 * kMiB);
   EXPECT_LE(a.Pinned(), 32 * kMiB);
 }
 

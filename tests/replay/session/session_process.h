@@ -83,14 +83,14 @@ struct Process {
     return properties;
   }
   AllocationId Create(Bytes bytes = k2M, bool for_application = false) const {
-    return *session->Create(bytes, On(kDevice), 0, {}, for_application);
+    return *session->nccl().Create(bytes, On(kDevice), 0, {}, for_application);
   }
   // As NCCL does after a create or import: reserve, map, let the device in.
   std::byte* Place(AllocationId id, Bytes bytes = k2M) const {
-    const Address address = *session->Reserve(bytes, 0, {}, 0, {});
-    EXPECT_TRUE(session->Map(address, bytes, 0, id, 0).ok());
+    const Address address = *session->nccl().Reserve(bytes, 0, {}, 0, {});
+    EXPECT_TRUE(session->nccl().Map(address, bytes, 0, id, 0).ok());
     const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
-    EXPECT_TRUE(session->SetAccess(address, bytes, std::span(&access, 1)).ok());
+    EXPECT_TRUE(session->nccl().SetAccess(address, bytes, std::span(&access, 1)).ok());
     return reinterpret_cast<std::byte*>(address.value);
   }
   template <class Kind>
@@ -111,9 +111,9 @@ struct Process {
   // As NCCL does to free.
   void Free(std::byte* memory, AllocationId id, Bytes bytes = k2M) const {
     const Address address{reinterpret_cast<std::uint64_t>(memory)};
-    EXPECT_TRUE(session->Unmap(address, bytes).ok());
-    EXPECT_TRUE(session->Release(id).ok());
-    EXPECT_TRUE(session->FreeRange(address, bytes).ok());
+    EXPECT_TRUE(session->nccl().Unmap(address, bytes).ok());
+    EXPECT_TRUE(session->nccl().Release(id).ok());
+    EXPECT_TRUE(session->nccl().FreeRange(address, bytes).ok());
   }
   Bytes InUse() const { return simulator->BytesInUse(kDevice); }
   // Figure({"tags", "user", "bytes"}): a number of the statistics. By hand, because a library for JSON is slow to compile.
@@ -149,9 +149,9 @@ class TwoProcesses : public ::testing::Test {
 
   // b gets a's allocation the way NCCL passes it on.
   AllocationId Pass(AllocationId id) const {
-    auto token = a.session->Export(id);
+    auto token = a.session->sharing().Export(id);
     EXPECT_TRUE(token.ok()) << token.status().message();
-    auto imported = b.session->Import(token->get(), {});
+    auto imported = b.session->sharing().Import(token->get(), {});
     EXPECT_TRUE(imported.ok()) << imported.status().message();
     return *imported;
   }

@@ -47,7 +47,7 @@ TEST_F(SessionTest, an_import_is_journaled_on_both_sides) {
   EXPECT_EQ(a.Count<ReferenceAdded>(), 1U);
   EXPECT_EQ(b.Count<Imported>(), 1U);
   EXPECT_EQ(b.session->CopyState().allocations.at(theirs).remote, (RemoteAllocation{SessionId{1}, own}));
-  EXPECT_TRUE(b.session->Release(theirs).ok());
+  EXPECT_TRUE(b.session->nccl().Release(theirs).ok());
   EXPECT_EQ(a.Count<ReferenceDropped>(), 1U);
 }
 
@@ -59,7 +59,7 @@ TEST_F(SessionTest, a_pause_gives_all_memory_back_and_a_resume_brings_the_same_b
 TEST_F(SessionTest, an_import_that_waits_for_an_owner_in_a_pause_holds_up_no_pause_of_its_own_session) {
   const AllocationId id = a.Create();
   a.Place(id);
-  const auto token = a.session->Export(id);
+  const auto token = a.session->sharing().Export(id);
   ASSERT_TRUE(token.ok());
   std::promise<void> in_a_pause, go_on;
   a.simulator->SetHook([&, first = true](std::string_view call, std::uint64_t) mutable {
@@ -70,7 +70,7 @@ TEST_F(SessionTest, an_import_that_waits_for_an_owner_in_a_pause_holds_up_no_pau
   });
   auto pause = test::InThread([&] { return a.session->Pause(); });
   in_a_pause.get_future().wait();
-  auto import = test::InThread([&] { return b.session->Import(token->get(), {}).status(); });
+  auto import = test::InThread([&] { return b.session->sharing().Import(token->get(), {}).status(); });
   while (!a.session->CopyState().peers.contains(SessionId{2})) std::this_thread::yield();  // it has asked
   const Status paused = b.session->Pause();
   EXPECT_TRUE(paused.ok()) << paused.message();
@@ -89,7 +89,7 @@ TEST_F(SessionTest, the_release_of_a_context_waits_for_no_pause) {
   std::future<int> released;
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
     if (call == "Unmap" && !released.valid()) {
-      released = test::InThread([&] { return a.session->ReleaseContext(kDevice, [] { return 7; }).result; });
+      released = test::InThread([&] { return a.session->devices().ReleaseContext(kDevice, [] { return 7; }).result; });
       EXPECT_EQ(released.wait_for(std::chrono::seconds(5)), std::future_status::ready);
     }
     return 0;
@@ -104,10 +104,10 @@ TEST_F(SessionTest, the_release_of_a_context_waits_for_no_pause) {
 
 TEST_F(BrokenSession, a_reset_of_a_device_with_memory_of_nccls_is_why_later_pauses_are_refused) {
   a.Place(a.Create());
-  a.session->ForgetDevice(DeviceOrdinal{kDevice.value + 1});
+  a.session->devices().Forget(DeviceOrdinal{kDevice.value + 1});
   EXPECT_TRUE(a.session->Pause().ok());
   EXPECT_TRUE(a.session->Resume().ok());
-  a.session->ForgetDevice(kDevice);
+  a.session->devices().Forget(kDevice);
   const Status refused = a.session->Pause();
   EXPECT_EQ(refused.code(), Code::kBroken);
   EXPECT_NE(refused.message().find("the program reset device 0 (cudaDeviceReset) while 2 MiB there were AMem's or NCCL's"),
@@ -117,7 +117,7 @@ TEST_F(BrokenSession, a_reset_of_a_device_with_memory_of_nccls_is_why_later_paus
 
 TEST_F(BrokenSession, a_release_of_a_context_with_memory_of_nccls_is_why_later_pauses_are_refused) {
   a.Place(a.Create());
-  EXPECT_EQ(a.session->ReleaseContext(kDevice, [] { return 0; }).result, 0);
+  EXPECT_EQ(a.session->devices().ReleaseContext(kDevice, [] { return 0; }).result, 0);
   const Status refused = a.session->Pause();
   EXPECT_EQ(refused.code(), Code::kBroken);
   EXPECT_NE(
@@ -133,7 +133,7 @@ TEST_F(BrokenSession, a_reset_of_a_device_while_a_tag_is_paused_frees_its_memory
   const Address memory = *pools.Allocate(tag, k2M, kDevice);
   std::memset(reinterpret_cast<void*>(memory.value), 1, k2M);
   ASSERT_TRUE(pools.Pause(tag, {}).ok());
-  a.session->ForgetDevice(kDevice);
+  a.session->devices().Forget(kDevice);
   EXPECT_TRUE(a.session->CopyState().pools.at(tag).parts.empty());
   EXPECT_TRUE(pools.Resume(tag, {}).ok());
   EXPECT_NE(pools.Pause(tag, {}).message().find("while contents of paused memory were in host memory that was pinned there"),
@@ -153,12 +153,12 @@ TEST_F(SessionTest, contents_of_memory_that_its_owner_never_mapped_survive) {
 TEST_F(SessionTest, memory_freed_by_its_owner_lives_until_the_peer_lets_go) {
   const AllocationId own = a.Create();
   const AllocationId theirs = Pass(own);
-  EXPECT_TRUE(a.session->Release(own).ok());
+  EXPECT_TRUE(a.session->nccl().Release(own).ok());
   EXPECT_EQ(a.InUse(), k2M);
   Both(&Session::Pause);
   EXPECT_EQ(a.InUse(), 0U);
   Both(&Session::Resume);
-  EXPECT_TRUE(b.session->Release(theirs).ok());
+  EXPECT_TRUE(b.session->nccl().Release(theirs).ok());
   EXPECT_EQ(a.InUse(), 0U);
   EXPECT_TRUE(a.session->CopyState().allocations.empty());
 }
@@ -168,11 +168,11 @@ TEST_F(SessionTest, everything_can_be_freed_while_paused) {
   std::byte* mine = a.Place(own);
   EXPECT_TRUE(a.session->Pause().ok());
   const Address address{reinterpret_cast<std::uint64_t>(mine)};
-  EXPECT_EQ(*a.session->Retain(address), own);
-  EXPECT_TRUE(a.session->Release(own).ok());
-  EXPECT_TRUE(a.session->Unmap(address, k2M).ok());
-  EXPECT_TRUE(a.session->Release(own).ok());
-  EXPECT_TRUE(a.session->FreeRange(address, k2M).ok());
+  EXPECT_EQ(*a.session->nccl().Retain(address), own);
+  EXPECT_TRUE(a.session->nccl().Release(own).ok());
+  EXPECT_TRUE(a.session->nccl().Unmap(address, k2M).ok());
+  EXPECT_TRUE(a.session->nccl().Release(own).ok());
+  EXPECT_TRUE(a.session->nccl().FreeRange(address, k2M).ok());
   EXPECT_TRUE(a.session->Resume().ok());
   EXPECT_TRUE(a.simulator->Snapshot().ranges.empty());
 }
@@ -180,20 +180,20 @@ TEST_F(SessionTest, everything_can_be_freed_while_paused) {
 TEST_F(SessionTest, what_needs_memory_is_refused_while_paused) {
   const AllocationId own = a.Create(), not_mapped = a.Create();
   const Address address{reinterpret_cast<std::uint64_t>(a.Place(own))};
-  const Address range = *a.session->Reserve(k2M, 0, {}, 0, {});
-  const auto token = b.session->Export(b.Create());
-  const auto handle = b.session->LegacyExport(*b.session->LegacyAllocate(8, kDevice, {}));
+  const Address range = *a.session->nccl().Reserve(k2M, 0, {}, 0, {});
+  const auto token = b.session->sharing().Export(b.Create());
+  const auto handle = b.session->legacy().Export(*b.session->legacy().Allocate(8, kDevice, {}));
   const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
   EXPECT_TRUE(a.session->Pause().ok());
   const State paused = a.session->CopyState();
   const std::pair<const char*, Status> refused[] = {
-      {"create", a.session->Create(k2M, Process::On(kDevice), 0, {}).status()},
-      {"reserve", a.session->Reserve(k2M, 0, {}, 0, {}).status()},
-      {"map", a.session->Map(range, k2M, 0, not_mapped, 0)},
-      {"set access", a.session->SetAccess(address, k2M, std::span(&access, 1))},
-      {"import", a.session->Import(token->get(), {}).status()},
-      {"cuMemAlloc", a.session->LegacyAllocate(8, kDevice, {}).status()},
-      {"cuIpcOpenMemHandle", a.session->LegacyImport(*handle, kDevice, {}).status()},
+      {"create", a.session->nccl().Create(k2M, Process::On(kDevice), 0, {}).status()},
+      {"reserve", a.session->nccl().Reserve(k2M, 0, {}, 0, {}).status()},
+      {"map", a.session->nccl().Map(range, k2M, 0, not_mapped, 0)},
+      {"set access", a.session->nccl().SetAccess(address, k2M, std::span(&access, 1))},
+      {"import", a.session->sharing().Import(token->get(), {}).status()},
+      {"cuMemAlloc", a.session->legacy().Allocate(8, kDevice, {}).status()},
+      {"cuIpcOpenMemHandle", a.session->legacy().Import(*handle, kDevice, {}).status()},
   };
   for (const auto& [call, status] : refused) {
     EXPECT_EQ(status.code(), Code::kRefused) << call;
@@ -209,7 +209,7 @@ TEST_F(SessionTest, a_copy_touches_paused_memory_if_any_of_its_bytes_does) {
   const AllocationId own = a.Create();
   const Address address{reinterpret_cast<std::uint64_t>(a.Place(own))};
   EXPECT_TRUE(a.session->Pause().ok());
-  const auto touches = [&](std::uint64_t at, Bytes bytes) { return a.session->TouchesPaused(Address{at}, bytes); };
+  const auto touches = [&](std::uint64_t at, Bytes bytes) { return a.session->calls().TouchesPaused(Address{at}, bytes); };
   EXPECT_TRUE(touches(address.value + kMiB, 1));
   EXPECT_TRUE(touches(address.value + k2M - 1, 1));
   EXPECT_TRUE(touches(address.value - 1, 2)) << "begins before it and reaches into it";
@@ -224,14 +224,15 @@ TEST_F(SessionTest, memory_comes_back_after_a_pause_only_for_a_session_that_hold
   const AllocationId own = a.Create();
   const AllocationId as = Pass(own);
   const PeerIdentity importer{SessionId{2}, "localhost", 1, 0, 1}, other{SessionId{7}, "localhost", 1, 0, 6};
-  EXPECT_TRUE(a.session->OnReimport(importer, {own, as}).ok());
-  const auto unauthenticated = a.session->OnReimport(other, {own, as});
+  EXPECT_TRUE(a.session->peer_answers().OnReimport(importer, {own, as}).ok());
+  const auto unauthenticated = a.session->peer_answers().OnReimport(other, {own, as});
   EXPECT_EQ(unauthenticated.status().code(), Code::kRefused);
   EXPECT_NE(unauthenticated.status().message().find("holds no reference"), std::string::npos);
-  EXPECT_EQ(a.session->OnReimport(importer, {own, AllocationId{as.value + 1}}).status().code(), Code::kRefused);
-  EXPECT_EQ(a.session->OnReimport(importer, {AllocationId{99}, as}).status().code(), Code::kRefused);
-  EXPECT_TRUE(b.session->Release(as).ok());
-  EXPECT_EQ(a.session->OnReimport(importer, {own, as}).status().code(), Code::kRefused) << "after it was dropped";
+  EXPECT_EQ(a.session->peer_answers().OnReimport(importer, {own, AllocationId{as.value + 1}}).status().code(), Code::kRefused);
+  EXPECT_EQ(a.session->peer_answers().OnReimport(importer, {AllocationId{99}, as}).status().code(), Code::kRefused);
+  EXPECT_TRUE(b.session->nccl().Release(as).ok());
+  EXPECT_EQ(a.session->peer_answers().OnReimport(importer, {own, as}).status().code(), Code::kRefused)
+      << "after it was dropped";
 }
 
 // ---- checks that stay on -----------------------------------------------------------------------------------------------
@@ -256,24 +257,24 @@ class BrokenBooks : public SessionTest {
 
 TEST_F(BrokenBooks, an_opened_ipc_handle_without_a_mapping) {
   const AllocationId id = a.Create();
-  a.session->Note(LegacyImported{Address{0x5000}, id});
+  a.session->records().Note(LegacyImported{Address{0x5000}, id});
   expected = "nothing is mapped at an opened IPC handle, 0x5000";
-  EXPECT_EQ(a.session->LegacyClose(Address{0x5000}).code(), Code::kBroken);
+  EXPECT_EQ(a.session->legacy().Close(Address{0x5000}).code(), Code::kBroken);
 }
 
 TEST_F(BrokenBooks, a_block_of_cuMemAlloc_that_is_not_mapped) {
-  const Address address = *a.session->LegacyAllocate(8, kDevice, {});
-  a.session->Note(Unmapped{address, k2M, {}});
+  const Address address = *a.session->legacy().Allocate(8, kDevice, {});
+  a.session->records().Note(Unmapped{address, k2M, {}});
   expected = "no entry for address " + Hex(address.value);
-  EXPECT_EQ(a.session->LegacyFree(address).code(), Code::kBroken);
+  EXPECT_EQ(a.session->legacy().Free(address).code(), Code::kBroken);
 }
 
 TEST_F(BrokenBooks, a_block_of_cuMemAlloc_whose_allocation_is_gone) {
-  const Address address = *a.session->LegacyAllocate(8, kDevice, {});
+  const Address address = *a.session->legacy().Allocate(8, kDevice, {});
   const AllocationId id = a.session->CopyState().legacy.at(address).backing;
-  a.session->Note(AllocationReleased{id});  // the mapping holds it, until LegacyFree unmaps it
+  a.session->records().Note(AllocationReleased{id});  // the mapping holds it, until LegacyFree unmaps it
   expected = "no entry for " + ToText(id);
-  EXPECT_EQ(a.session->LegacyFree(address).code(), Code::kBroken);
+  EXPECT_EQ(a.session->legacy().Free(address).code(), Code::kBroken);
 }
 
 TEST_F(SessionTest, pause_and_resume_are_idempotent) {
@@ -312,11 +313,11 @@ TEST_F(SessionTest, host_memory_is_not_pinned_for_what_was_freed) {
   const PoolId pool = *c.session->pools().Open("activations", PoolPolicy::kPreserve);
   for (int round = 0; round < 12; ++round) {
     const AllocationId nccl = c.Create(64 * kMiB), program = c.Create(64 * kMiB, true);
-    const Address legacy = *c.session->LegacyAllocate(64 * kMiB, kDevice, {}, false);
+    const Address legacy = *c.session->legacy().Allocate(64 * kMiB, kDevice, {}, false);
     const Address part = *c.session->pools().Allocate(pool, 32 * kMiB, kDevice);
     EXPECT_TRUE(c.session->pools().Free(part, nullptr).ok());
-    EXPECT_TRUE(c.session->LegacyFree(legacy).ok());
-    for (const AllocationId id : {nccl, program}) EXPECT_TRUE(c.session->Release(id).ok());
+    EXPECT_TRUE(c.session->legacy().Free(legacy).ok());
+    for (const AllocationId id : {nccl, program}) EXPECT_TRUE(c.session->nccl().Release(id).ok());
   }
   // As long as something is pinned ahead, it is for what was held at once.
   Bytes pinned = 0, before = 0;
@@ -334,7 +335,7 @@ TEST_F(SessionTest, host_memory_goes_back_in_a_pause_when_what_is_held_has_shrun
   Process c(3, world, network, options);
   const AllocationId large = c.Create(192 * kMiB, true);
   for (int i = 0; i < 10'000 && c.Pinned() < 192 * kMiB; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_TRUE(c.session->Release(large).ok());
+  EXPECT_TRUE(c.session->nccl().Release(large).ok());
   std::memset(c.Place(c.Create()), 0x5a, k2M);
   for (int pause = 0; pause < 3; ++pause) {
     EXPECT_GE(c.Pinned(), 192 * kMiB) << "it may come again, pause " << pause;
@@ -423,12 +424,12 @@ TEST_F(SessionTest, ranks_that_pause_at_once_do_not_count_on_the_same_memory_of_
 TEST_F(SessionTest, idle_devices_can_be_awaited_without_a_pause) {
   a.Place(a.Create());
   const std::uint64_t before = a.simulator->Calls("Synchronize");
-  EXPECT_TRUE(a.session->AwaitIdle().ok());
+  EXPECT_TRUE(a.session->devices().AwaitIdle().ok());
   EXPECT_EQ(a.simulator->Calls("Synchronize"), before + 1);
   ASSERT_TRUE(a.simulator->FailNext("Synchronize", 1, cuda::kUnknown).ok());
-  EXPECT_FALSE(a.session->AwaitIdle().ok());
+  EXPECT_FALSE(a.session->devices().AwaitIdle().ok());
   EXPECT_FALSE(a.session->paused());
-  EXPECT_TRUE(a.session->AwaitIdle().ok());
+  EXPECT_TRUE(a.session->devices().AwaitIdle().ok());
 }
 
 TEST_F(SessionTest, a_driver_error_in_any_call_of_a_pause_leaves_the_session_running_with_its_contents) {
@@ -526,10 +527,10 @@ TEST_F(SessionTest, a_rank_without_a_journal_shares_memory_and_refuses_the_pause
 
 TEST_F(SessionTest, a_wrong_secret_opens_nothing) {
   const AllocationId own = a.Create();
-  ASSERT_TRUE(a.session->Export(own).ok());
+  ASSERT_TRUE(a.session->sharing().Export(own).ok());
   auto forged = MakeTokenDescriptor(Token{SessionId{1}, own, *RandomSecret(), 0});
   ASSERT_TRUE(forged.ok());
-  auto imported = b.session->Import(forged->get(), {});
+  auto imported = b.session->sharing().Import(forged->get(), {});
   EXPECT_EQ(imported.status().code(), Code::kRefused);
   EXPECT_NE(imported.status().message().find("secret"), std::string::npos) << imported.status().message();
   EXPECT_EQ(a.Count<ReferenceAdded>(), 0U);
@@ -537,10 +538,10 @@ TEST_F(SessionTest, a_wrong_secret_opens_nothing) {
 
 TEST_F(SessionTest, an_import_that_the_owners_driver_does_not_export_leaves_no_reference) {
   const AllocationId own = a.Create();
-  const auto descriptor = a.session->Export(own);
+  const auto descriptor = a.session->sharing().Export(own);
   ASSERT_TRUE(a.simulator->FailNext("Export", 1, cuda::kUnknown).ok());
-  const auto shared =
-      a.session->OnImport({SessionId{9}, "localhost", 1, 0, 8}, AllocationId{1}, *ReadTokenDescriptor(descriptor->get()));
+  const auto shared = a.session->peer_answers().OnImport({SessionId{9}, "localhost", 1, 0, 8}, AllocationId{1},
+                                                         *ReadTokenDescriptor(descriptor->get()));
   EXPECT_EQ(shared.status().driver_result(), cuda::kUnknown);
   EXPECT_TRUE(a.session->CopyState().allocations.at(own).importers.empty());
 }
@@ -549,37 +550,38 @@ TEST_F(SessionTest, a_foreign_descriptor_is_refused_by_name) {
   int pipe_ends[2];
   ASSERT_EQ(::pipe(pipe_ends), 0);
   const UniqueFd read_end{pipe_ends[0]}, write_end{pipe_ends[1]};
-  auto imported = b.session->Import(read_end.get(), {});
+  auto imported = b.session->sharing().Import(read_end.get(), {});
   EXPECT_EQ(imported.status().code(), Code::kInvalid);
   EXPECT_NE(imported.status().message().find("pipe"), std::string::npos) << imported.status().message();
 }
 
 TEST_F(SessionTest, small_legacy_allocations_share_a_block_and_survive_a_cycle) {
-  const Address first = *a.session->LegacyAllocate(8, kDevice, {}), second = *a.session->LegacyAllocate(2432, kDevice, {});
-  const Address large = *a.session->LegacyAllocate(3 * kMiB, kDevice, {});
+  const Address first = *a.session->legacy().Allocate(8, kDevice, {}),
+                second = *a.session->legacy().Allocate(2432, kDevice, {});
+  const Address large = *a.session->legacy().Allocate(3 * kMiB, kDevice, {});
   EXPECT_EQ(a.InUse(), 3 * k2M);
   EXPECT_EQ(second.value % 512, 0U);
-  EXPECT_EQ(*a.session->AddressRange(second + 5), (std::pair{second, Bytes{2432}}));
-  auto handle = a.session->LegacyExport(second);
+  EXPECT_EQ(*a.session->nccl().AddressRange(second + 5), (std::pair{second, Bytes{2432}}));
+  auto handle = a.session->legacy().Export(second);
   ASSERT_TRUE(handle.ok()) << handle.status().message();
-  auto opened = b.session->LegacyImport(*handle, kDevice, {});
+  auto opened = b.session->legacy().Import(*handle, kDevice, {});
   ASSERT_TRUE(opened.ok()) << opened.status().message();
   reinterpret_cast<std::byte*>(second.value)[17] = std::byte{17};
   Both(&Session::Pause);
   EXPECT_EQ(a.InUse(), 0U);
   Both(&Session::Resume);
   EXPECT_EQ(reinterpret_cast<std::byte*>(opened->value)[17], std::byte{17});
-  EXPECT_TRUE(b.session->LegacyClose(*opened).ok());
-  for (const Address address : {first, second, large}) EXPECT_TRUE(a.session->LegacyFree(address).ok());
+  EXPECT_TRUE(b.session->legacy().Close(*opened).ok());
+  for (const Address address : {first, second, large}) EXPECT_TRUE(a.session->legacy().Free(address).ok());
   EXPECT_EQ(a.InUse(), 0U);
   EXPECT_TRUE(a.session->CopyState().ranges.empty());
-  EXPECT_EQ(a.session->LegacyFree(first).code(), Code::kNotFound);
+  EXPECT_EQ(a.session->legacy().Free(first).code(), Code::kNotFound);
 }
 
 TEST_F(SessionTest, cuMemAlloc_memory_lies_on_the_device_that_is_current) {
   constexpr DeviceOrdinal kOther{1};
-  const Address here = *a.session->LegacyAllocate(8, kDevice, {}), there = *a.session->LegacyAllocate(8, kOther, {});
-  const Address here_again = *a.session->LegacyAllocate(8, kDevice, {});
+  const Address here = *a.session->legacy().Allocate(8, kDevice, {}), there = *a.session->legacy().Allocate(8, kOther, {});
+  const Address here_again = *a.session->legacy().Allocate(8, kDevice, {});
   const State state = a.session->CopyState();
   const auto device_of = [&](Address address) {
     return state.allocations.at(state.legacy.at(address).backing).properties.location.id;
@@ -594,19 +596,19 @@ TEST_F(SessionTest, cuMemAlloc_memory_lies_on_the_device_that_is_current) {
     ASSERT_TRUE(mapping.ok());
     EXPECT_EQ(mapping->access.size(), 2U);
   }
-  for (const Address address : {here, there, here_again}) EXPECT_TRUE(a.session->LegacyFree(address).ok());
+  for (const Address address : {here, there, here_again}) EXPECT_TRUE(a.session->legacy().Free(address).ok());
 }
 
 TEST_F(SessionTest, a_driver_error_in_any_call_of_cuMemAlloc_leaves_nothing_behind) {
   for (const char* call : {"Reserve", "Map", "SetAccess"}) {
     ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
-    EXPECT_EQ(a.session->LegacyAllocate(8, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(a.session->legacy().Allocate(8, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
     EXPECT_EQ(a.simulator->Snapshot(), SimulatorSnapshot{}) << call;
   }
-  const auto handle = a.session->LegacyExport(*a.session->LegacyAllocate(8, kDevice, {}));
+  const auto handle = a.session->legacy().Export(*a.session->legacy().Allocate(8, kDevice, {}));
   for (const char* call : {"Import", "Reserve", "Map", "SetAccess"}) {
     ASSERT_TRUE(b.simulator->FailNext(call, 1, cuda::kUnknown).ok());
-    EXPECT_EQ(b.session->LegacyImport(*handle, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(b.session->legacy().Import(*handle, kDevice, {}).status().driver_result(), cuda::kUnknown) << call;
     EXPECT_EQ(b.simulator->Snapshot(), SimulatorSnapshot{}) << call;
     EXPECT_TRUE(b.session->CopyState().allocations.empty()) << call;
     EXPECT_TRUE(a.session->CopyState().allocations.begin()->second.importers.empty()) << call;
@@ -617,18 +619,18 @@ TEST_F(SessionTest, a_free_that_the_driver_refuses_can_be_taken_back) {
   const HostAllocated host{Address{0x1000}, 64, 3, true};
   const AsyncAllocated async{Address{0x2000}, 128};
   const LegacyAllocated unmanaged{Address{0x3000}, 256, {}, 0, "no context", {}};
-  for (const EventBody& event : {EventBody{host}, EventBody{async}, EventBody{unmanaged}}) a.session->Note(event);
+  for (const EventBody& event : {EventBody{host}, EventBody{async}, EventBody{unmanaged}}) a.session->records().Note(event);
   const State before = a.session->CopyState();
-  EXPECT_EQ(a.session->NoteFree(HostFreed{host.address}), host);
-  EXPECT_EQ(a.session->NoteFree(AsyncFreed{async.address}), async);
-  EXPECT_EQ(a.session->NoteFree(LegacyFreed{unmanaged.address}), unmanaged);
+  EXPECT_EQ(a.session->records().NoteFree(HostFreed{host.address}), host);
+  EXPECT_EQ(a.session->records().NoteFree(AsyncFreed{async.address}), async);
+  EXPECT_EQ(a.session->records().NoteFree(LegacyFreed{unmanaged.address}), unmanaged);
   State after = a.session->CopyState();
   EXPECT_TRUE(after.host.empty() && after.async.empty() && after.legacy.empty());
-  EXPECT_EQ(a.session->NoteFree(HostFreed{host.address}), std::nullopt) << "it is not known any more";
-  const Address managed = *a.session->LegacyAllocate(8, kDevice, {});
-  EXPECT_EQ(a.session->NoteFree(LegacyFreed{managed}), std::nullopt) << "AMem backs it, and LegacyFree frees it";
-  EXPECT_TRUE(a.session->LegacyFree(managed).ok());
-  for (const EventBody& event : {EventBody{host}, EventBody{async}, EventBody{unmanaged}}) a.session->Note(event);
+  EXPECT_EQ(a.session->records().NoteFree(HostFreed{host.address}), std::nullopt) << "it is not known any more";
+  const Address managed = *a.session->legacy().Allocate(8, kDevice, {});
+  EXPECT_EQ(a.session->records().NoteFree(LegacyFreed{managed}), std::nullopt) << "AMem backs it, and LegacyFree frees it";
+  EXPECT_TRUE(a.session->legacy().Free(managed).ok());
+  for (const EventBody& event : {EventBody{host}, EventBody{async}, EventBody{unmanaged}}) a.session->records().Note(event);
   after = a.session->CopyState();
   EXPECT_EQ(std::tie(after.host, after.async, after.legacy), std::tie(before.host, before.async, before.legacy));
 }
@@ -666,7 +668,7 @@ class ImportInARoundTest : public SessionTest {
     std::thread importer;
     a.simulator->SetHook([&](std::string_view name, std::uint64_t) {
       if (name != call || importer.joinable()) return 0;
-      importer = std::thread([&] { imported = b.session->Import(token->get(), {}); });
+      importer = std::thread([&] { imported = b.session->sharing().Import(token->get(), {}); });
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
       return 0;
     });
@@ -679,7 +681,7 @@ class ImportInARoundTest : public SessionTest {
   }
   const AllocationId id = a.Create();
   std::byte* const memory = a.Place(id);
-  const Result<UniqueFd> token = a.session->Export(id);
+  const Result<UniqueFd> token = a.session->sharing().Export(id);
 };
 
 TEST_F(ImportInARoundTest, of_a_pause_is_refused_and_of_a_resume_waits_for_its_end) {
@@ -707,7 +709,7 @@ TEST_F(ImportInARoundTest, of_a_pause_that_fails_waits_for_its_end_however_long_
   std::thread importer;
   a.simulator->SetHook([&](std::string_view name, std::uint64_t) {
     if (name != "FindNonZero") return 0;
-    importer = std::thread([&] { imported = b.session->Import(token->get(), {}); });
+    importer = std::thread([&] { imported = b.session->sharing().Import(token->get(), {}); });
     std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // longer than a pause takes
     return cuda::kUnknown;
   });
@@ -720,7 +722,7 @@ TEST_F(ImportInARoundTest, of_a_pause_that_fails_waits_for_its_end_however_long_
 
 TEST_F(SessionTest, statistics_name_what_is_held) {
   a.Place(a.Create(), k2M);
-  a.session->Note(Registered{Address{1}, 1, "dma-buf"});
+  a.session->records().Note(Registered{Address{1}, 1, "dma-buf"});
   const std::string json = a.session->statistics().Json();
   EXPECT_NE(json.find("\"own_device_bytes\":2097152"), std::string::npos) << json;
   EXPECT_NE(json.find("\"lifecycle\":\"running\""), std::string::npos) << json;

@@ -43,7 +43,7 @@ class SharersTest : public test::PoolsTest {
 class SharedTagsTest : public SharersTest {
  protected:
   // a's tensor under tag weights, which b has imported and mapped, as NCCL does for a window.
-  SharedTagsTest() : SharersTest("weights"), part(Take(pool, kMiB)), chunk(*a.session->Retain(AddressOf(part))) {
+  SharedTagsTest() : SharersTest("weights"), part(Take(pool, kMiB)), chunk(*a.session->nccl().Retain(AddressOf(part))) {
     Fill(part, kMiB, 1);
     theirs = b.Place(Pass(chunk), kChunk);
   }
@@ -81,9 +81,9 @@ class TagsByIpcTest : public SharersTest {
     Fill(part, kMiB, 1);
   }
   std::byte* OpenAtB() const {
-    const auto handle = a.session->ExportPart(AddressOf(part) + 4096);
+    const auto handle = a.session->legacy().ExportPart(AddressOf(part) + 4096);
     EXPECT_TRUE(handle.ok()) << handle.status().message();
-    const auto opened = b.session->LegacyImport(*handle, kDevice, Origin(), true);
+    const auto opened = b.session->legacy().Import(*handle, kDevice, Origin(), true);
     EXPECT_TRUE(opened.ok()) << opened.status().message();
     return reinterpret_cast<std::byte*>(opened.ok() ? opened->value : 0);
   }
@@ -96,7 +96,7 @@ TEST_F(TagsByIpcTest, a_handle_is_not_made_in_the_middle_of_a_pause_of_nccl) {
   const auto saving = HoldAt("FinishCopies");
   auto paused = test::InThread([&] { return a.session->Pause(); });
   saving->AwaitReached();
-  auto handle = test::InThread([&] { return a.session->ExportPart(AddressOf(part)); });
+  auto handle = test::InThread([&] { return a.session->legacy().ExportPart(AddressOf(part)); });
   EXPECT_EQ(handle.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout) << "as any other call waits";
   saving->Open();
   EXPECT_TRUE(paused.get().ok());
@@ -118,20 +118,20 @@ TEST_F(TagsByIpcTest, a_part_is_shared_by_a_token_and_paused_together) {
     EXPECT_EQ(part[cycle], theirs[cycle]);
     part[cycle] = ~part[cycle];
   }
-  EXPECT_TRUE(b.session->LegacyClose(AddressOf(theirs)).ok());
+  EXPECT_TRUE(b.session->legacy().Close(AddressOf(theirs)).ok());
   ASSERT_TRUE(Give(part).ok());
   ASSERT_TRUE(Give(neighbour).ok());
   EXPECT_EQ(a.InUse(), 0U);
-  EXPECT_EQ(a.session->LegacyClose(AddressOf(theirs)).code(), Code::kNotFound);
+  EXPECT_EQ(a.session->legacy().Close(AddressOf(theirs)).code(), Code::kNotFound);
 }
 
 TEST_F(TagsByIpcTest, its_importer_closes_while_it_is_paused_and_opens_again_after_it) {
   const std::byte* const theirs = OpenAtB();
   BothSucceed(CycleKind::kPause);
-  EXPECT_TRUE(b.session->LegacyClose(AddressOf(theirs)).ok());
-  const auto handle = a.session->ExportPart(AddressOf(part));
+  EXPECT_TRUE(b.session->legacy().Close(AddressOf(theirs)).ok());
+  const auto handle = a.session->legacy().ExportPart(AddressOf(part));
   ASSERT_TRUE(handle.ok()) << handle.status().message();
-  EXPECT_EQ(b.session->LegacyImport(*handle, kDevice, Origin(), true).status().code(), Code::kRefused) << "it is paused";
+  EXPECT_EQ(b.session->legacy().Import(*handle, kDevice, Origin(), true).status().code(), Code::kRefused) << "it is paused";
   BothSucceed(CycleKind::kResume);
   EXPECT_TRUE(Holds(OpenAtB(), kMiB, 1));
 }
@@ -145,31 +145,31 @@ TEST_F(TagsByIpcTest, a_pause_of_NCCL_keeps_nobody_from_opening) {
 }
 
 TEST_F(TagsByIpcTest, memory_of_no_tag_has_no_such_handle) {
-  EXPECT_EQ(a.session->ExportPart(Address{0x1000}).status().code(), Code::kNotFound);
-  EXPECT_EQ(a.session->PartOfTag(Address{0x1000}).status().code(), Code::kNotFound);
-  EXPECT_EQ(a.session->PartOfTag(AddressOf(part) + 512)->address, AddressOf(part));
+  EXPECT_EQ(a.session->legacy().ExportPart(Address{0x1000}).status().code(), Code::kNotFound);
+  EXPECT_EQ(a.session->records().PartOfTag(Address{0x1000}).status().code(), Code::kNotFound);
+  EXPECT_EQ(a.session->records().PartOfTag(AddressOf(part) + 512)->address, AddressOf(part));
 }
 
 // torch.multiprocessing opens the handle of each tensor's segment, often, and closes it when the tensor has gone.
 TEST_F(TagsByIpcTest, what_is_opened_again_has_one_address_and_is_closed_as_often) {
-  const auto handle = [&](const std::byte* of) { return *a.session->ExportPart(AddressOf(of)); };
-  const auto open = [&](const std::byte* of) { return b.session->LegacyImport(handle(of), kDevice, Origin(), true); };
+  const auto handle = [&](const std::byte* of) { return *a.session->legacy().ExportPart(AddressOf(of)); };
+  const auto open = [&](const std::byte* of) { return b.session->legacy().Import(handle(of), kDevice, Origin(), true); };
   for (int round = 0; round < 50; ++round) {
     const Address first = *open(part), again = *open(part), beside = *open(neighbour);
     EXPECT_EQ(first, again) << "as the driver answers";
     EXPECT_EQ(beside.value - first.value, AddressOf(neighbour).value - AddressOf(part).value) << "one mapping for the chunk";
     EXPECT_EQ(b.session->CopyState().mappings.size(), 1U);
-    EXPECT_TRUE(b.session->LegacyClose(first).ok());
+    EXPECT_TRUE(b.session->legacy().Close(first).ok());
     if (round % 10 == 0) {
       BothSucceed(CycleKind::kPause);
       EXPECT_EQ(a.InUse(), 0U);
       BothSucceed(CycleKind::kResume);
     }
     EXPECT_TRUE(Holds(reinterpret_cast<std::byte*>(first.value), kMiB, 1)) << "it was opened twice";
-    EXPECT_TRUE(b.session->LegacyClose(again).ok());
-    EXPECT_EQ(b.session->LegacyClose(again).code(), Code::kNotFound) << "it was closed twice";
+    EXPECT_TRUE(b.session->legacy().Close(again).ok());
+    EXPECT_EQ(b.session->legacy().Close(again).code(), Code::kNotFound) << "it was closed twice";
     EXPECT_TRUE(Holds(reinterpret_cast<std::byte*>(beside.value), kMiB, 2));
-    EXPECT_TRUE(b.session->LegacyClose(beside).ok());
+    EXPECT_TRUE(b.session->legacy().Close(beside).ok());
     EXPECT_TRUE(b.session->CopyState().allocations.empty());
   }
   auto forged = handle(part);
@@ -177,7 +177,7 @@ TEST_F(TagsByIpcTest, what_is_opened_again_has_one_address_and_is_closed_as_ofte
   auto token = *Decode(forged);
   token.secret[3] ^= 1;
   forged = Encode(token);
-  EXPECT_EQ(b.session->LegacyImport(forged, kDevice, Origin(), true).status().code(), Code::kRefused);
+  EXPECT_EQ(b.session->legacy().Import(forged, kDevice, Origin(), true).status().code(), Code::kRefused);
 }
 
 // Handles of cuMemCreate of another library, at addresses that AMem did not see reserved.
@@ -185,7 +185,7 @@ class TagsByHandleTest : public SharersTest {
  protected:
   TagsByHandleTest() : SharersTest("libone_shot"), memory(Make()), mine(Map(a, memory)) { Fill(mine, k2M, 1); }
   AllocationId Make(const test::Process& of) const {
-    const auto made = of.session->Create(k2M, test::Process::On(kDevice), 0, {}, false, tag);
+    const auto made = of.session->nccl().Create(k2M, test::Process::On(kDevice), 0, {}, false, tag);
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? *made : AllocationId{};
   }
@@ -194,17 +194,17 @@ class TagsByHandleTest : public SharersTest {
   static std::byte* Map(const test::Process& at, AllocationId id) {
     const Address address = *at.simulator->Reserve(k2M, 0, {}, 0);
     const AccessDescriptor access = To(0);
-    EXPECT_TRUE(at.session->Map(address, k2M, 0, id, 0).ok());
-    EXPECT_TRUE(at.session->SetAccess(address, k2M, std::span(&access, 1)).ok());
+    EXPECT_TRUE(at.session->nccl().Map(address, k2M, 0, id, 0).ok());
+    EXPECT_TRUE(at.session->nccl().SetAccess(address, k2M, std::span(&access, 1)).ok());
     return reinterpret_cast<std::byte*>(address.value);
   }
   static void Drop(const test::Process& at, const std::byte* mapped, AllocationId id) {
-    EXPECT_TRUE(at.session->Unmap(AddressOf(mapped), k2M).ok());
-    EXPECT_TRUE(at.session->Release(id).ok());
+    EXPECT_TRUE(at.session->nccl().Unmap(AddressOf(mapped), k2M).ok());
+    EXPECT_TRUE(at.session->nccl().Release(id).ok());
     EXPECT_TRUE(at.simulator->FreeRange(AddressOf(mapped), k2M).ok());
   }
   static AllocationId Import(const test::Process& at, int descriptor) {
-    const auto imported = at.session->Import(descriptor, {}, true);
+    const auto imported = at.session->sharing().Import(descriptor, {}, true);
     EXPECT_TRUE(imported.ok()) << imported.status().message();
     return imported.ok() ? *imported : AllocationId{};
   }
@@ -221,7 +221,7 @@ class TagsByHandleTest : public SharersTest {
 };
 
 TEST_F(TagsByHandleTest, a_handle_is_shared_by_a_descriptor_and_paused_together) {
-  UniqueFd descriptor = *a.session->Export(memory);
+  UniqueFd descriptor = *a.session->sharing().Export(memory);
   const AllocationId there = Import(b, descriptor.get());
   std::byte* const theirs = Map(b, there);
   for (int cycle = 0; cycle < 20; ++cycle) {
@@ -247,7 +247,7 @@ TEST_F(TagsByHandleTest, contents_that_nobody_shares_are_saved_too) {
   const AllocationId bare = Make();
   std::byte* const mapped = Map(a, bare);
   Fill(mapped, k2M, 2);
-  ASSERT_TRUE(a.session->Unmap(AddressOf(mapped), k2M).ok());
+  ASSERT_TRUE(a.session->nccl().Unmap(AddressOf(mapped), k2M).ok());
   ASSERT_TRUE(Pause(pool).ok());
   EXPECT_EQ(a.InUse(), 0U);
   ASSERT_TRUE(Resume(pool).ok());
@@ -256,7 +256,7 @@ TEST_F(TagsByHandleTest, contents_that_nobody_shares_are_saved_too) {
 }
 
 TEST_F(TagsByHandleTest, a_descriptor_holds_the_memory_after_its_exporter_has_let_go) {
-  UniqueFd descriptor = *a.session->Export(memory), second = *a.session->Export(memory);
+  UniqueFd descriptor = *a.session->sharing().Export(memory), second = *a.session->sharing().Export(memory);
   Drop(a, mine, memory);
   EXPECT_EQ(a.InUse(), k2M) << "two descriptors are open";
   ASSERT_TRUE(Pause(pool).ok());
@@ -272,32 +272,32 @@ TEST_F(TagsByHandleTest, a_descriptor_holds_the_memory_after_its_exporter_has_le
   EXPECT_EQ(a.InUse(), k2M) << "a descriptor is open";
   UniqueFd copy(::dup(second.get()));
   second.Reset();
-  EXPECT_TRUE(a.session->Release(Make()).ok());
+  EXPECT_TRUE(a.session->nccl().Release(Make()).ok());
   EXPECT_EQ(a.InUse(), k2M) << "a copy of it is";
-  EXPECT_TRUE(b.session->Release(Import(b, copy.get())).ok());
+  EXPECT_TRUE(b.session->nccl().Release(Import(b, copy.get())).ok());
   copy.Reset();
-  EXPECT_TRUE(a.session->Release(Make()).ok());
+  EXPECT_TRUE(a.session->nccl().Release(Make()).ok());
   EXPECT_EQ(a.InUse(), 0U);
 }
 
 TEST_F(TagsByHandleTest, memory_goes_with_its_last_descriptor) {
   for (const bool by_peer : {false, true}) {
     const AllocationId one = Make();
-    UniqueFd descriptor = *a.session->Export(one);
+    UniqueFd descriptor = *a.session->sharing().Export(one);
     const AllocationId there = by_peer ? Import(b, descriptor.get()) : AllocationId{};
-    EXPECT_TRUE(a.session->Release(one).ok());
+    EXPECT_TRUE(a.session->nccl().Release(one).ok());
     descriptor.Reset();
     EXPECT_EQ(a.InUse(), 2 * k2M);
-    EXPECT_TRUE(by_peer ? b.session->Release(there).ok() : a.session->Release(Make()).ok());
+    EXPECT_TRUE(by_peer ? b.session->nccl().Release(there).ok() : a.session->nccl().Release(Make()).ok());
     EXPECT_EQ(a.InUse(), k2M) << "what nobody has is gone with the next call";
   }
 }
 
 TEST_F(TagsByHandleTest, a_descriptor_is_imported_twice_by_its_exporter_and_passed_on_by_its_importer) {
-  const UniqueFd descriptor = *a.session->Export(memory);
+  const UniqueFd descriptor = *a.session->sharing().Export(memory);
   const AllocationId first = Import(b, descriptor.get()), second = Import(b, descriptor.get()),
                      own = Import(a, descriptor.get());
-  const UniqueFd passed_on = *b.session->Export(first);
+  const UniqueFd passed_on = *b.session->sharing().Export(first);
   const AllocationId back = Import(a, passed_on.get());
   std::byte* const views[] = {Map(b, first), Map(b, second), Map(a, own), Map(a, back)};
   CycleAll(3);
@@ -312,11 +312,11 @@ TEST_F(TagsByHandleTest, several_handles_lie_in_one_range_and_several_devices_re
   const AllocationId one = Make(), other = Make();
   const Address range = *a.simulator->Reserve(4 * k2M, 0, {}, 0), third = range + 2 * k2M;
   const DriverHandle drivers = *a.simulator->Create(k2M, test::Process::On(kDevice), 0);
-  ASSERT_TRUE(a.session->Map(range, k2M, 0, one, 0).ok());
-  ASSERT_TRUE(a.session->Map(range + k2M, k2M, 0, other, 0).ok());
+  ASSERT_TRUE(a.session->nccl().Map(range, k2M, 0, one, 0).ok());
+  ASSERT_TRUE(a.session->nccl().Map(range + k2M, k2M, 0, other, 0).ok());
   ASSERT_TRUE(a.simulator->Map(third, k2M, 0, drivers, 0).ok());
   const AccessDescriptor both[] = {To(0), To(1)};
-  ASSERT_TRUE(a.session->SetAccess(range, 3 * k2M, both).ok()) << "the last is the driver's";
+  ASSERT_TRUE(a.session->nccl().SetAccess(range, 3 * k2M, both).ok()) << "the last is the driver's";
   auto* const bytes = reinterpret_cast<std::byte*>(range.value);
   Fill(bytes, 3 * k2M, 5);
   ASSERT_TRUE(Pause(pool).ok());
@@ -324,12 +324,12 @@ TEST_F(TagsByHandleTest, several_handles_lie_in_one_range_and_several_devices_re
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_TRUE(Holds(bytes, 3 * k2M, 5));
   for (const Address at : {range, range + k2M}) EXPECT_EQ(a.simulator->MappingAt(at)->access.size(), 2U);
-  EXPECT_EQ(a.session->HandlesOfTags(range, 4 * k2M), 2 * k2M);
-  ASSERT_TRUE(a.session->Unmap(range, k2M).ok());
-  EXPECT_EQ(a.session->HandlesOfTags(range, 4 * k2M), k2M);
+  EXPECT_EQ(a.session->records().HandlesOfTags(range, 4 * k2M), 2 * k2M);
+  ASSERT_TRUE(a.session->nccl().Unmap(range, k2M).ok());
+  EXPECT_EQ(a.session->records().HandlesOfTags(range, 4 * k2M), k2M);
   ASSERT_TRUE(Pause(pool).ok());
-  ASSERT_TRUE(a.session->Unmap(range + k2M, k2M).ok()) << "while it is paused";
-  ASSERT_TRUE(a.session->Release(other).ok());
+  ASSERT_TRUE(a.session->nccl().Unmap(range + k2M, k2M).ok()) << "while it is paused";
+  ASSERT_TRUE(a.session->nccl().Release(other).ok());
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_EQ(a.InUse(), 3 * k2M) << "`memory`, `one` and the driver's";
 }
@@ -340,7 +340,7 @@ TEST_F(TagsByHandleTest, a_pause_of_nccl_keeps_nobody_from_anything) {
   TwoProcesses::Both(&Session::Pause);
   const AllocationId more = Make();
   std::byte* const mapped = Map(a, more);
-  const UniqueFd descriptor = *a.session->Export(more);
+  const UniqueFd descriptor = *a.session->sharing().Export(more);
   const AllocationId there = Import(b, descriptor.get());
   std::byte* const theirs = Map(b, there);
   mapped[3] = std::byte{3};
@@ -352,13 +352,13 @@ TEST_F(TagsByHandleTest, a_pause_of_nccl_keeps_nobody_from_anything) {
 
 TEST_F(TagsByHandleTest, a_paused_tag_takes_nothing_new_and_gives_all_back) {
   const AllocationId bare = Make();
-  const UniqueFd descriptor = *a.session->Export(memory);
+  const UniqueFd descriptor = *a.session->sharing().Export(memory);
   ASSERT_TRUE(Pause(pool).ok());
-  EXPECT_EQ(a.session->Create(k2M, test::Process::On(kDevice), 0, {}, false, tag).status().code(), Code::kRefused);
-  EXPECT_EQ(a.session->Map(*a.simulator->Reserve(k2M, 0, {}, 0), k2M, 0, bare, 0).code(), Code::kRefused);
-  EXPECT_EQ(b.session->Import(descriptor.get(), {}, true).status().code(), Code::kRefused);
+  EXPECT_EQ(a.session->nccl().Create(k2M, test::Process::On(kDevice), 0, {}, false, tag).status().code(), Code::kRefused);
+  EXPECT_EQ(a.session->nccl().Map(*a.simulator->Reserve(k2M, 0, {}, 0), k2M, 0, bare, 0).code(), Code::kRefused);
+  EXPECT_EQ(b.session->sharing().Import(descriptor.get(), {}, true).status().code(), Code::kRefused);
   Drop(a, mine, memory);
-  EXPECT_TRUE(a.session->Release(bare).ok());
+  EXPECT_TRUE(a.session->nccl().Release(bare).ok());
   ASSERT_TRUE(Resume(pool).ok());
 }
 
@@ -386,7 +386,7 @@ TEST_F(SharedTagsTest, pauses_of_NCCL_and_of_other_tags_leave_it) {
 TEST_F(SharedTagsTest, rounds_of_two_tags_and_of_NCCL_are_under_way_beside_each_other) {
   const PoolId cache = Open("cache");
   std::byte* const second = Take(cache, kMiB);
-  std::byte* const second_theirs = b.Place(Pass(*a.session->Retain(AddressOf(second))), kChunk);
+  std::byte* const second_theirs = b.Place(Pass(*a.session->nccl().Retain(AddressOf(second))), kChunk);
   const PoolId cache_of_b = *of_b().Find("cache");
   a.Place(a.Create());
   std::byte* const nccl = a.Place(a.Create());
@@ -438,18 +438,18 @@ TEST_F(SharedTagsTest, a_failure_of_one_leaves_both_paused_with_contents_kept) {
 }
 
 TEST_F(SharedTagsTest, nobody_imports_memory_of_a_tag_that_is_paused_on_either_side) {
-  auto token = a.session->Export(chunk);
+  auto token = a.session->sharing().Export(chunk);
   ASSERT_TRUE(token.ok());
-  const AllocationId own_of_b = *b.session->Retain(*of_b().Allocate(pool_of_b(), kMiB, kDevice));
-  auto token_of_b = b.session->Export(own_of_b);
+  const AllocationId own_of_b = *b.session->nccl().Retain(*of_b().Allocate(pool_of_b(), kMiB, kDevice));
+  auto token_of_b = b.session->sharing().Export(own_of_b);
   BothSucceed(CycleKind::kPause);
-  const auto at_its_owner = b.session->Import(token->get(), {});
+  const auto at_its_owner = b.session->sharing().Import(token->get(), {});
   EXPECT_EQ(at_its_owner.status().driver_result(), cuda::kIllegalState);
   EXPECT_NE(at_its_owner.status().message().find("call amem_resume of tag weights there"), std::string::npos)
       << at_its_owner.status().message();
   BothSucceed(CycleKind::kResume);
-  EXPECT_TRUE(b.session->Import(token->get(), {}).ok());
-  EXPECT_TRUE(a.session->Import(token_of_b->get(), {}).ok());
+  EXPECT_TRUE(b.session->sharing().Import(token->get(), {}).ok());
+  EXPECT_TRUE(a.session->sharing().Import(token_of_b->get(), {}).ok());
 }
 
 TEST_F(SharedTagsTest, the_program_says_later_what_a_tag_that_came_with_a_peers_memory_is) {
@@ -463,13 +463,13 @@ TEST_F(SharedTagsTest, the_program_says_later_what_a_tag_that_came_with_a_peers_
 
 TEST_F(SharedTagsTest, a_tag_that_came_with_a_peers_memory_has_the_peers_policy) {
   const PoolId cache = Open("cache", PoolPolicy::kDiscard);
-  b.Place(Pass(*a.session->Retain(AddressOf(Take(cache, kMiB)))), kChunk);
+  b.Place(Pass(*a.session->nccl().Retain(AddressOf(Take(cache, kMiB)))), kChunk);
   EXPECT_EQ(b.session->CopyState().pools.at(*of_b().Find("cache")).policy, PoolPolicy::kDiscard);
   EXPECT_EQ(b.session->CopyState().pools.at(pool_of_b()).policy, PoolPolicy::kPreserve);
 }
 
 TEST_F(SharedTagsTest, what_its_owner_has_freed_keeps_its_contents_for_those_who_hold_it) {
-  ASSERT_TRUE(a.session->Release(chunk).ok());
+  ASSERT_TRUE(a.session->nccl().Release(chunk).ok());
   ASSERT_TRUE(Give(part).ok());
   EXPECT_TRUE(Holds(theirs, kMiB, 1));
   BothSucceed(CycleKind::kPause);
@@ -488,8 +488,8 @@ TEST_F(SharedTagsTest, memory_of_an_owner_that_died_while_paused_is_replaced_by_
 
 TEST_F(SharedTagsTest, what_was_imported_of_such_an_owner_can_be_mapped_after_that) {
   const Address more = *pools().Allocate(pool, 3 * kChunk, kDevice);
-  auto token = a.session->Export(*a.session->Retain(more));
-  const AllocationId imported = *b.session->Import(token->get(), {});
+  auto token = a.session->sharing().Export(*a.session->nccl().Retain(more));
+  const AllocationId imported = *b.session->sharing().Import(token->get(), {});
   const Bytes bytes = b.session->CopyState().allocations.at(imported).bytes;
   BothSucceed(CycleKind::kPause);
   network.Kill(SessionId{1});
@@ -526,8 +526,8 @@ TEST(SharedTags, a_process_that_does_not_come_is_named_and_nothing_has_changed) 
   const test::Process a(1, world, network, options), b(2, world, network, options);
   const PoolId pool = *a.session->pools().Open("weights", PoolPolicy::kPreserve);
   const Address part = *a.session->pools().Allocate(pool, kMiB, kDevice);
-  auto token = a.session->Export(*a.session->Retain(part));
-  std::byte* const theirs = b.Place(*b.session->Import(token->get(), {}), kChunk);
+  auto token = a.session->sharing().Export(*a.session->nccl().Retain(part));
+  std::byte* const theirs = b.Place(*b.session->sharing().Import(token->get(), {}), kChunk);
   theirs[3] = std::byte{4};
   const Status paused = a.session->pools().Pause(pool, {});
   EXPECT_EQ(paused.code(), Code::kTimeout);

@@ -76,11 +76,11 @@ TEST_F(SlabTest, a_cycle_brings_the_same_bytes_to_the_same_addresses) { CyclesBr
 // ---- the guess of the reservation --------------------------------------------------------------------------------------
 
 TEST_F(SlabTest, a_wrong_guess_ends_in_a_handle_of_its_own) {
-  const Address early = *a.session->Reserve(k2M, 0, {}, 0, {});  // before there is anything to guess
+  const Address early = *a.session->nccl().Reserve(k2M, 0, {}, 0, {});  // before there is anything to guess
   const AllocationId id = a.Create();
-  EXPECT_TRUE(a.session->Map(early, k2M, 0, id, 0).ok());
+  EXPECT_TRUE(a.session->nccl().Map(early, k2M, 0, id, 0).ok());
   const AccessDescriptor access{{LocationType::kDevice, 0}, 3};
-  EXPECT_TRUE(a.session->SetAccess(early, k2M, std::span(&access, 1)).ok());
+  EXPECT_TRUE(a.session->nccl().SetAccess(early, k2M, std::span(&access, 1)).ok());
   reinterpret_cast<std::byte*>(early.value)[5] = std::byte{5};
   const State state = a.session->CopyState();
   EXPECT_FALSE(state.allocations.at(id).placed());
@@ -95,8 +95,8 @@ TEST_F(SlabTest, a_wrong_guess_ends_in_a_handle_of_its_own) {
 
 TEST_F(SlabTest, a_range_that_was_guessed_for_another_handle_serves_the_one_that_comes) {
   const AllocationId first = a.Create(), second = a.Create();
-  const Address range = *a.session->Reserve(k2M, 0, {}, 0, {});  // the guess says: for the second
-  EXPECT_TRUE(a.session->Map(range, k2M, 0, first, 0).ok());
+  const Address range = *a.session->nccl().Reserve(k2M, 0, {}, 0, {});  // the guess says: for the second
+  EXPECT_TRUE(a.session->nccl().Map(range, k2M, 0, first, 0).ok());
   const State state = a.session->CopyState();
   EXPECT_EQ(state.PlaceOf(state.allocations.at(first)), range);
   EXPECT_FALSE(state.allocations.at(second).placed());
@@ -110,11 +110,11 @@ TEST_F(SlabTest, an_allocation_in_use_is_mapped_once_more_where_another_was_expe
   const AllocationId first = a.Create();
   std::byte* memory = a.Place(first);
   const AllocationId second = a.Create();
-  const Address range = *a.session->Reserve(k2M, 0, {}, 0, {});  // the guess says: for the second
-  const Status mapped = a.session->Map(range, k2M, 0, first, 0);
+  const Address range = *a.session->nccl().Reserve(k2M, 0, {}, 0, {});  // the guess says: for the second
+  const Status mapped = a.session->nccl().Map(range, k2M, 0, first, 0);
   ASSERT_TRUE(mapped.ok()) << mapped.message();
   const AccessDescriptor access{{LocationType::kDevice, 0}, 3};
-  EXPECT_TRUE(a.session->SetAccess(range, k2M, std::span(&access, 1)).ok());
+  EXPECT_TRUE(a.session->nccl().SetAccess(range, k2M, std::span(&access, 1)).ok());
   memory[1] = std::byte{1};
   EXPECT_EQ(reinterpret_cast<std::byte*>(range.value)[1], std::byte{1});
   std::byte* other = a.Place(second);
@@ -126,14 +126,14 @@ TEST_F(SlabTest, a_guess_that_cannot_be_mended_is_refused_with_the_remedy) {
   const AllocationId id = a.Create();
   std::byte* there = a.Place(id);
   const AllocationId as = Pass(id);  // so the slab cannot be cut up
-  const Address elsewhere = *a.session->Reserve(k2M, 0, {}, 0, {});
+  const Address elsewhere = *a.session->nccl().Reserve(k2M, 0, {}, 0, {});
   const State before = a.session->CopyState();
-  const Status refused = a.session->Map(elsewhere, k2M, 0, id, 0);
+  const Status refused = a.session->nccl().Map(elsewhere, k2M, 0, id, 0);
   EXPECT_EQ(refused.driver_result(), cuda::kNotSupported);
   EXPECT_NE(refused.message().find("AMEM_LAYOUT=direct"), std::string::npos) << refused.message();
   EXPECT_EQ(a.session->CopyState(), before);
-  EXPECT_TRUE(a.session->FreeRange(elsewhere, k2M).ok());
-  EXPECT_TRUE(b.session->Release(as).ok());
+  EXPECT_TRUE(a.session->nccl().FreeRange(elsewhere, k2M).ok());
+  EXPECT_TRUE(b.session->nccl().Release(as).ok());
   a.Free(there, id);
 }
 
@@ -143,9 +143,9 @@ TEST_F(SlabTest, an_alignment_that_the_place_has_not_is_a_wrong_guess) {
   const State state = a.session->CopyState();
   const std::uint64_t place = state.PlaceOf(state.allocations.at(id)).value;
   const Bytes alignment = 2 * (place & -place);  // whatever address the slab got
-  const Address range = *a.session->Reserve(k2M, alignment, {}, 0, {});
+  const Address range = *a.session->nccl().Reserve(k2M, alignment, {}, 0, {});
   EXPECT_EQ(range.value % alignment, 0U);
-  EXPECT_TRUE(a.session->Map(range, k2M, 0, id, 0).ok());
+  EXPECT_TRUE(a.session->nccl().Map(range, k2M, 0, id, 0).ok());
   EXPECT_FALSE(a.session->CopyState().allocations.at(id).placed());
 }
 
@@ -154,7 +154,7 @@ TEST_F(SlabTest, an_alignment_that_the_place_has_not_is_a_wrong_guess) {
 TEST_F(SlabTest, a_second_mapping_of_a_handle_is_the_same_memory_until_the_last_goes) {
   const AllocationId id = a.Create();
   std::byte* memory = a.Place(id);
-  EXPECT_EQ(*a.session->Retain(At(memory) + 100), id);
+  EXPECT_EQ(*a.session->nccl().Retain(At(memory) + 100), id);
   std::byte* again = a.Place(id);
   EXPECT_EQ(again, memory);
   memory[9] = std::byte{9};
@@ -189,11 +189,11 @@ TEST_F(SlabTest, two_threads_that_free_what_both_imported_give_back_each_its_own
   const AllocationId id = a.Create();
   a.Place(id);
   const Address one = At(b.Place(Pass(id))), two = At(b.Place(Pass(id)));
-  const AllocationId by_one = *b.session->Retain(one), by_two = *b.session->Retain(two);
-  for (const AllocationId retained : {by_one, by_two}) EXPECT_TRUE(b.session->Release(retained).ok());
-  for (const Address at : {one, two}) EXPECT_TRUE(b.session->Unmap(at, k2M).ok());
-  for (const Address at : {one, two}) EXPECT_TRUE(b.session->FreeRange(at, k2M).ok());
-  for (const AllocationId retained : {by_one, by_two}) EXPECT_TRUE(b.session->Release(retained).ok());
+  const AllocationId by_one = *b.session->nccl().Retain(one), by_two = *b.session->nccl().Retain(two);
+  for (const AllocationId retained : {by_one, by_two}) EXPECT_TRUE(b.session->nccl().Release(retained).ok());
+  for (const Address at : {one, two}) EXPECT_TRUE(b.session->nccl().Unmap(at, k2M).ok());
+  for (const Address at : {one, two}) EXPECT_TRUE(b.session->nccl().FreeRange(at, k2M).ok());
+  for (const AllocationId retained : {by_one, by_two}) EXPECT_TRUE(b.session->nccl().Release(retained).ok());
   EXPECT_TRUE(b.session->CopyState().allocations.empty());
   EXPECT_TRUE(a.session->CopyState().allocations.at(id).importers.empty());
 }
@@ -262,14 +262,14 @@ TEST_F(SlabTest, a_slab_whose_last_part_goes_while_room_in_it_is_cleared_stays) 
   bool freed = false;
   a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
     if (call != "Clear" || std::exchange(freed, true)) return 0;
-    EXPECT_TRUE(a.session->Unmap(At(memory), k2M).ok());
-    EXPECT_TRUE(a.session->Release(last).ok());
+    EXPECT_TRUE(a.session->nccl().Unmap(At(memory), k2M).ok());
+    EXPECT_TRUE(a.session->nccl().Release(last).ok());
     return 0;
   });
   const AllocationId next = a.Create();
   a.simulator->SetHook({});
   EXPECT_TRUE(freed);
-  EXPECT_TRUE(a.session->FreeRange(At(memory), k2M).ok());
+  EXPECT_TRUE(a.session->nccl().FreeRange(At(memory), k2M).ok());
   EXPECT_TRUE(a.session->CopyState().allocations.at(next).placed());
   EXPECT_EQ(a.InUse(), kSlab);
   EXPECT_TRUE(AllZero(a.Place(next)));
@@ -299,18 +299,18 @@ TEST_F(SlabTest, a_dead_peers_references_free_the_place) {
   std::byte* mine = a.Place(id);
   Pass(id);
   a.Free(mine, id);
-  a.session->OnPeerConnected({SessionId{2}, "localhost", 1, 0, 1});
-  a.session->OnPeerLost({SessionId{2}, "localhost", 1, 0, 1}, "killed");
+  a.session->peer_answers().OnPeerConnected({SessionId{2}, "localhost", 1, 0, 1});
+  a.session->peer_answers().OnPeerLost({SessionId{2}, "localhost", 1, 0, 1}, "killed");
   EXPECT_EQ(a.Place(a.Create()), mine);
 }
 
 TEST_F(SlabTest, everything_can_be_freed_while_paused) {
   const AllocationId own = a.Create(), kept = a.Create();
   std::byte* memory = a.Place(own);
-  EXPECT_TRUE(a.session->Release(kept).ok());
+  EXPECT_TRUE(a.session->nccl().Release(kept).ok());
   EXPECT_TRUE(a.session->Pause().ok());
-  EXPECT_EQ(*a.session->Retain(At(memory)), own);
-  EXPECT_TRUE(a.session->Release(own).ok());
+  EXPECT_EQ(*a.session->nccl().Retain(At(memory)), own);
+  EXPECT_TRUE(a.session->nccl().Release(own).ok());
   a.Free(memory, own);
   EXPECT_TRUE(a.session->Resume().ok());
   EXPECT_TRUE(a.simulator->Snapshot().ranges.empty());
@@ -363,14 +363,15 @@ TEST_F(SlabTest, thousands_of_communicators_that_come_and_go_leave_no_holes_that
 class ImportingPeer {
  public:
   ImportingPeer(const Process& owner, AllocationId part) : owner_(*owner.session), part_(part) {
-    const auto descriptor = owner_.Export(part);
-    const auto shared = owner_.OnImport(self_, AllocationId{1}, *ReadTokenDescriptor(descriptor->get()));
+    const auto descriptor = owner_.sharing().Export(part);
+    const auto shared = owner_.peer_answers().OnImport(self_, AllocationId{1}, *ReadTokenDescriptor(descriptor->get()));
     EXPECT_TRUE(shared.ok() && shared->part);
     slab_ = shared->part->slab;
-    EXPECT_TRUE(owner_.OnImport(self_, AllocationId{2}, Token{SessionId{1}, slab_, shared->part->secret, 0}).ok());
+    EXPECT_TRUE(
+        owner_.peer_answers().OnImport(self_, AllocationId{2}, Token{SessionId{1}, slab_, shared->part->secret, 0}).ok());
   }
-  void DropPart() { owner_.OnReferenceDropped(self_, part_, AllocationId{1}); }
-  void DropSlab() { owner_.OnReferenceDropped(self_, slab_, AllocationId{2}); }
+  void DropPart() { owner_.peer_answers().OnReferenceDropped(self_, part_, AllocationId{1}); }
+  void DropSlab() { owner_.peer_answers().OnReferenceDropped(self_, slab_, AllocationId{2}); }
 
  private:
   Session& owner_;
@@ -395,11 +396,11 @@ TEST_F(SlabTest, more_access_for_a_device_that_has_some_is_asked_of_the_driver) 
   std::byte* first = a.Place(a.Create());
   std::byte* second = a.Place(a.Create());
   const AccessDescriptor read{{LocationType::kDevice, 1}, 1}, write{{LocationType::kDevice, 1}, 3};
-  EXPECT_TRUE(a.session->SetAccess(At(first), k2M, std::span(&read, 1)).ok());
+  EXPECT_TRUE(a.session->nccl().SetAccess(At(first), k2M, std::span(&read, 1)).ok());
   const std::uint64_t before = a.simulator->Calls("SetAccess");
-  EXPECT_TRUE(a.session->SetAccess(At(second), k2M, std::span(&write, 1)).ok());
+  EXPECT_TRUE(a.session->nccl().SetAccess(At(second), k2M, std::span(&write, 1)).ok());
   EXPECT_EQ(a.simulator->Calls("SetAccess"), before + 1);
-  EXPECT_TRUE(a.session->SetAccess(At(first), k2M, std::span(&read, 1)).ok());
+  EXPECT_TRUE(a.session->nccl().SetAccess(At(first), k2M, std::span(&read, 1)).ok());
   EXPECT_EQ(a.simulator->Calls("SetAccess"), before + 1) << "it has that and more";
   const auto mapping = a.simulator->MappingAt(At(second));
   EXPECT_EQ(mapping->access, (std::vector<AccessDescriptor>{{{LocationType::kDevice, 0}, 3}, write}));
@@ -408,16 +409,16 @@ TEST_F(SlabTest, more_access_for_a_device_that_has_some_is_asked_of_the_driver) 
 TEST_F(SlabTest, a_driver_error_in_any_call_that_opens_a_slab_leaves_nothing_behind) {
   for (const char* call : {"Create", "Reserve", "Map", "SetAccess"}) {
     ASSERT_TRUE(a.simulator->FailNext(call, 1, cuda::kUnknown).ok());
-    EXPECT_EQ(a.session->Create(k2M, Process::On(kDevice), 0, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(a.session->nccl().Create(k2M, Process::On(kDevice), 0, {}).status().driver_result(), cuda::kUnknown) << call;
     EXPECT_EQ(a.simulator->Snapshot(), SimulatorSnapshot{}) << call;
     EXPECT_TRUE(a.session->CopyState().allocations.empty()) << call;
   }
   const AllocationId id = a.Create();
   a.Place(id);
-  auto token = a.session->Export(id);
+  auto token = a.session->sharing().Export(id);
   for (const char* call : {"Import", "Reserve", "Map"}) {
     ASSERT_TRUE(b.simulator->FailNext(call, 1, cuda::kUnknown).ok());
-    EXPECT_EQ(b.session->Import(token->get(), {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(b.session->sharing().Import(token->get(), {}).status().driver_result(), cuda::kUnknown) << call;
     EXPECT_EQ(b.simulator->Snapshot(), SimulatorSnapshot{}) << call;
     const State owner = a.session->CopyState();
     for (const auto& [own, allocation] : owner.allocations) EXPECT_TRUE(allocation.importers.empty()) << call;
@@ -432,9 +433,9 @@ TEST(BrokenSlab, a_slab_that_the_state_does_not_have_breaks_the_session_and_nccl
   const auto& [slab, parts] = *before.slabs.begin();
   for (const EventBody& event : {EventBody{AllocationReleased{part}}, EventBody{Unmapped{parts.address, kSlab, {}}},
                                  EventBody{RangeFreed{parts.address, kSlab, {}}}, EventBody{AllocationReleased{slab}}})
-    a.session->Note(event);  // which nobody told the slabs
+    a.session->records().Note(event);  // which nobody told the slabs
   ASSERT_TRUE(a.session->CopyState().broken.empty()) << a.session->CopyState().broken;
-  EXPECT_TRUE(a.session->Create(k2M, Process::On(kDevice), 0, {}).ok());
+  EXPECT_TRUE(a.session->nccl().Create(k2M, Process::On(kDevice), 0, {}).ok());
   const std::string broken = a.session->CopyState().broken;
   EXPECT_NE(broken.find("check failed at slabs.cpp:"), std::string::npos) << broken;
   EXPECT_NE(broken.find("no entry for " + ToText(slab)), std::string::npos) << broken;
@@ -455,10 +456,10 @@ TEST_F(SlabTest, a_buffer_of_a_card_stays_alone_at_its_owner_and_comes_back_to_i
   a.Place(a.Create());
   Origin of_card;
   of_card.alone = Alone::kPreferred;
-  const AllocationId id = *a.session->Create(5 * k2M, Process::On(kDevice), 0, of_card);
+  const AllocationId id = *a.session->nccl().Create(5 * k2M, Process::On(kDevice), 0, of_card);
   std::byte* const mine = a.Place(id, 5 * k2M);
   std::byte* const theirs = b.Place(Pass(id), 5 * k2M);
-  ASSERT_TRUE(a.session->NoteRegistration({At(mine) + 4096, 8 * kMiB, "ibv_reg_mr"}));
+  ASSERT_TRUE(a.session->records().NoteRegistration({At(mine) + 4096, 8 * kMiB, "ibv_reg_mr"}));
   for (int cycle = 0; cycle < 2; ++cycle) {
     Both(&Session::Pause);
     EXPECT_EQ(a.InUse(), 5 * k2M) << "its own handle, and no slab";
@@ -475,16 +476,16 @@ TEST_F(SlabTest, a_buffer_of_a_card_stays_alone_at_its_owner_and_comes_back_to_i
 // Without AMem the device would have that room for it.
 TEST_F(SlabTest, a_buffer_of_a_card_takes_room_in_a_slab_where_the_device_has_no_other) {
   a.Place(a.Create());
-  EXPECT_TRUE(a.session->LegacyAllocate(8, kDevice, {}).ok());
+  EXPECT_TRUE(a.session->legacy().Allocate(8, kDevice, {}).ok());
   Origin of_card;
   of_card.alone = Alone::kPreferred;
   a.simulator->SetHook([](std::string_view call, std::uint64_t) { return call == "Create" ? cuda::kOutOfMemory : 0; });
-  const auto id = a.session->Create(k2M, Process::On(kDevice), 0, of_card);
+  const auto id = a.session->nccl().Create(k2M, Process::On(kDevice), 0, of_card);
   ASSERT_TRUE(id.ok()) << id.status().message();
   EXPECT_TRUE(a.session->CopyState().allocations.at(*id).placed());
-  EXPECT_TRUE(a.session->LegacyAllocate(8, kDevice, of_card).ok());
+  EXPECT_TRUE(a.session->legacy().Allocate(8, kDevice, of_card).ok());
   of_card.alone = Alone::kNeeded;
-  EXPECT_EQ(a.session->Create(k2M, Process::On(kDevice), 0, of_card).status().code(), Code::kOutOfMemory);
+  EXPECT_EQ(a.session->nccl().Create(k2M, Process::On(kDevice), 0, of_card).status().code(), Code::kOutOfMemory);
   a.simulator->SetHook({});
 }
 
@@ -494,7 +495,7 @@ TEST_F(SlabTest, an_import_that_a_card_holds_refuses_the_pause_and_says_what_to_
   const AllocationId id = a.Create();
   a.Place(id);
   std::byte* const theirs = b.Place(Pass(id));
-  ASSERT_TRUE(b.session->NoteRegistration({At(theirs), k2M, "ibv_reg_mr"}));
+  ASSERT_TRUE(b.session->records().NoteRegistration({At(theirs), k2M, "ibv_reg_mr"}));
   Status refused, other;
   std::thread owner([&] { other = a.session->Pause(); });
   refused = b.session->Pause();
@@ -502,7 +503,7 @@ TEST_F(SlabTest, an_import_that_a_card_holds_refuses_the_pause_and_says_what_to_
   for (const Status& one : {refused, other})
     EXPECT_NE(one.message().find("register it in the process that owns it"), std::string::npos) << one.message();
   mine[0] = theirs[0] = std::byte{1};  // nothing left
-  b.session->Note(Deregistered{At(theirs), k2M});
+  b.session->records().Note(Deregistered{At(theirs), k2M});
   Both(&Session::Pause);
   Both(&Session::Resume);
 }
@@ -510,7 +511,7 @@ TEST_F(SlabTest, an_import_that_a_card_holds_refuses_the_pause_and_says_what_to_
 TEST_F(SlabTest, a_part_that_a_card_holds_keeps_its_slab_which_is_counted) {
   std::byte* const first = a.Place(a.Create());
   a.Place(a.Create());
-  ASSERT_TRUE(a.session->NoteRegistration({At(first), 64 << 10, "ibv_reg_mr"}));
+  ASSERT_TRUE(a.session->records().NoteRegistration({At(first), 64 << 10, "ibv_reg_mr"}));
   ASSERT_TRUE(a.session->Pause().ok());
   EXPECT_EQ(a.InUse(), kSlab);
   EXPECT_EQ(a.Figure({"registered", "slabs"}), 1U);
@@ -525,15 +526,15 @@ TEST_F(SlabTest, mixed_properties_are_kept_apart) {
   rdma.gpu_direct_rdma = 1;
   host.location = {LocationType::kHost, 0};
   compressed.compression = 1;
-  const AllocationId with_rdma = *a.session->Create(k2M, rdma, 0, {});
+  const AllocationId with_rdma = *a.session->nccl().Create(k2M, rdma, 0, {});
   State state = a.session->CopyState();
   EXPECT_EQ(state.slabs.size(), 2U);
   EXPECT_EQ(state.allocations.at(state.allocations.at(with_rdma).slab).properties, rdma);
-  const auto in_host = a.session->Create(k2M, host, 0, {});
+  const auto in_host = a.session->nccl().Create(k2M, host, 0, {});
   if (in_host.ok()) {
     EXPECT_FALSE(a.session->CopyState().allocations.at(*in_host).placed());
   }
-  const auto with_compression = a.session->Create(k2M, compressed, 0, {});
+  const auto with_compression = a.session->nccl().Create(k2M, compressed, 0, {});
   if (with_compression.ok()) {
     EXPECT_FALSE(a.session->CopyState().allocations.at(*with_compression).placed());
   }
@@ -542,7 +543,7 @@ TEST_F(SlabTest, mixed_properties_are_kept_apart) {
 
 TEST_F(SlabTest, with_several_devices_in_one_process_what_follows_is_direct) {
   const AllocationId before = a.Create();
-  const AllocationId other = *a.session->Create(k2M, Process::On(DeviceOrdinal{1}), 0, {});
+  const AllocationId other = *a.session->nccl().Create(k2M, Process::On(DeviceOrdinal{1}), 0, {});
   const AllocationId after = a.Create();
   const State state = a.session->CopyState();
   EXPECT_TRUE(state.allocations.at(before).placed());
@@ -554,7 +555,7 @@ TEST_F(SlabTest, access_of_another_device_is_set_on_the_slab_once) {
   const AccessDescriptor other{{LocationType::kDevice, 1}, 3};
   for (int i = 0; i < 3; ++i) {
     std::byte* memory = a.Place(a.Create());
-    EXPECT_TRUE(a.session->SetAccess(At(memory), k2M, std::span(&other, 1)).ok());
+    EXPECT_TRUE(a.session->nccl().SetAccess(At(memory), k2M, std::span(&other, 1)).ok());
   }
   std::size_t on_driver = 0;
   for (const Event& e : a.journal->events) {
@@ -582,15 +583,15 @@ TEST_F(SlabTest, a_nearly_full_device_gets_smaller_slabs_and_then_none) {
 
 TEST_F(SlabTest, a_part_of_a_paused_slab_is_refused_to_importers_and_a_wrong_secret_opens_nothing) {
   const AllocationId id = a.Create();
-  auto token = a.session->Export(id);
+  auto token = a.session->sharing().Export(id);
   auto forged = MakeTokenDescriptor(Token{SessionId{1}, id, *RandomSecret(), 0});
-  EXPECT_EQ(b.session->Import(forged->get(), {}).status().code(), Code::kRefused);
+  EXPECT_EQ(b.session->sharing().Import(forged->get(), {}).status().code(), Code::kRefused);
   EXPECT_TRUE(a.session->Pause().ok());
-  const auto refused = b.session->Import(token->get(), {});
+  const auto refused = b.session->sharing().Import(token->get(), {});
   EXPECT_EQ(refused.status().code(), Code::kRefused);
   EXPECT_NE(refused.status().message().find("paused at its owner"), std::string::npos) << refused.status().message();
   EXPECT_TRUE(a.session->Resume().ok());
-  EXPECT_TRUE(b.session->Import(token->get(), {}).ok());
+  EXPECT_TRUE(b.session->sharing().Import(token->get(), {}).ok());
 }
 
 // ---- the journal -------------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ TEST_F(AccountTest, what_was_taken_and_what_is_left_are_what_was_used) {
   std::byte* const held = Take(cache, kMiB);
   a.Place(a.Create(3 * k2M), 3 * k2M);
   a.Place(a.Create(k2M, true));
-  ASSERT_TRUE(a.session->NoteRegistration({AddressOf(held), kMiB, "ibv_reg_mr", "libucs.so"}));
+  ASSERT_TRUE(a.session->records().NoteRegistration({AddressOf(held), kMiB, "ibv_reg_mr", "libucs.so"}));
   const Bytes first = a.InUse(), second = a.simulator->BytesInUse(test::kSecond);
   ExpectAll(first);
   EXPECT_TRUE(Now().taken.empty());

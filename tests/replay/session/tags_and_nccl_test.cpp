@@ -23,7 +23,7 @@ class TagsAndNcclTest : public test::PoolsTest {
     std::byte* memory = nullptr;
   };
   Window MakeWindow(const std::byte* part) const {
-    const AllocationId chunk = *a.session->Retain(AddressOf(part));
+    const AllocationId chunk = *a.session->nccl().Retain(AddressOf(part));
     return {chunk, a.Place(chunk, kChunk)};
   }
 };
@@ -48,12 +48,12 @@ TEST_F(TagsAndNcclTest, a_window_that_is_mapped_during_a_pause_waits_for_its_end
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);
   Fill(part, kMiB, 1);
-  const AllocationId chunk = *a.session->Retain(AddressOf(part));
-  const Address window = *a.session->Reserve(kChunk, 0, {}, 0, {});
+  const AllocationId chunk = *a.session->nccl().Retain(AddressOf(part));
+  const Address window = *a.session->nccl().Reserve(kChunk, 0, {}, 0, {});
   const auto saving = HoldAt("FinishCopies");
   ASSERT_TRUE(pools().Pause(pool, {.wait = false}).ok());
   saving->AwaitReached();
-  auto mapped = test::InThread([&] { return a.session->Map(window, kChunk, 0, chunk, 0); });
+  auto mapped = test::InThread([&] { return a.session->nccl().Map(window, kChunk, 0, chunk, 0); });
   EXPECT_EQ(mapped.wait_for(kMoment), std::future_status::timeout) << "it did not wait for the pause";
   saving->Open();
   ASSERT_TRUE(pools().Wait(pool).ok());
@@ -61,21 +61,21 @@ TEST_F(TagsAndNcclTest, a_window_that_is_mapped_during_a_pause_waits_for_its_end
   EXPECT_EQ(a.InUse(), 0U);
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_TRUE(Holds(part, kMiB, 1));
-  ASSERT_TRUE(a.session->Map(window, kChunk, 0, chunk, 0).ok());
+  ASSERT_TRUE(a.session->nccl().Map(window, kChunk, 0, chunk, 0).ok());
   EXPECT_EQ(a.session->CopyState().broken, "");
 }
 
 TEST_F(TagsAndNcclTest, memory_that_a_card_keeps_is_not_mapped_again_while_its_tag_is_paused) {
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);
-  const AllocationId chunk = *a.session->Retain(AddressOf(part));
-  const Address window = *a.session->Reserve(kChunk, 0, {}, 0, {});
-  ASSERT_TRUE(a.session->NoteRegistration({AddressOf(part), kMiB, "ibv_reg_mr"}));
+  const AllocationId chunk = *a.session->nccl().Retain(AddressOf(part));
+  const Address window = *a.session->nccl().Reserve(kChunk, 0, {}, 0, {});
+  ASSERT_TRUE(a.session->records().NoteRegistration({AddressOf(part), kMiB, "ibv_reg_mr"}));
   ASSERT_TRUE(Pause(pool).ok());
-  const Status mapped = a.session->Map(window, kChunk, 0, chunk, 0);
+  const Status mapped = a.session->nccl().Map(window, kChunk, 0, chunk, 0);
   EXPECT_EQ(mapped.driver_result(), cuda::kIllegalState) << mapped.message();
   const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
-  EXPECT_FALSE(a.session->SetAccess(AddressOf(part), kChunk, std::span(&access, 1)).ok());
+  EXPECT_FALSE(a.session->nccl().SetAccess(AddressOf(part), kChunk, std::span(&access, 1)).ok());
   ASSERT_TRUE(Resume(pool).ok());
   EXPECT_EQ(a.session->CopyState().broken, "");
 }
@@ -89,7 +89,7 @@ TEST_F(TagsAndNcclTest, a_window_that_is_unmapped_during_a_resume_is_gone_after_
   const auto mapping = HoldAt("Map");
   ASSERT_TRUE(pools().Resume(pool, {.wait = false}).ok());
   mapping->AwaitReached();
-  auto unmapped = test::InThread([&] { return a.session->Unmap(AddressOf(window.memory), kChunk); });
+  auto unmapped = test::InThread([&] { return a.session->nccl().Unmap(AddressOf(window.memory), kChunk); });
   EXPECT_EQ(unmapped.wait_for(kMoment), std::future_status::timeout) << "it did not wait for the resume";
   mapping->Open();
   ASSERT_TRUE(pools().Wait(pool).ok());
@@ -102,14 +102,14 @@ TEST_F(TagsAndNcclTest, a_window_that_is_unmapped_during_a_resume_is_gone_after_
 TEST_F(TagsAndNcclTest, a_pause_waits_for_a_card_that_registers_its_memory_and_leaves_that_in_place) {
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);
-  std::optional<Session::InTags> registering = a.session->EnterTags({AddressOf(part), kMiB}, "ibv_reg_mr");
+  std::optional<InTags> registering = a.session->calls().EnterTags({AddressOf(part), kMiB}, "ibv_reg_mr");
   auto paused = test::InThread([&] { return Pause(pool); });
   EXPECT_EQ(paused.wait_for(kMoment), std::future_status::timeout) << "it did not wait for the registration";
-  ASSERT_TRUE(a.session->NoteRegistration({AddressOf(part), kMiB, "ibv_reg_mr"}));
+  ASSERT_TRUE(a.session->records().NoteRegistration({AddressOf(part), kMiB, "ibv_reg_mr"}));
   registering.reset();
   ASSERT_TRUE(paused.get().ok());
   EXPECT_EQ(a.InUse(), kChunk) << "the card holds its pages";
-  EXPECT_FALSE(a.session->EnterTags({AddressOf(part), kMiB}, "cuMemcpyAsync").away) << "what stayed can be copied";
+  EXPECT_FALSE(a.session->calls().EnterTags({AddressOf(part), kMiB}, "cuMemcpyAsync").away) << "what stayed can be copied";
 }
 
 TEST_F(TagsAndNcclTest, a_call_that_touches_paused_memory_of_a_tag_hears_so_and_others_do_not) {
@@ -117,11 +117,11 @@ TEST_F(TagsAndNcclTest, a_call_that_touches_paused_memory_of_a_tag_hears_so_and_
   std::byte* const part = Take(pool, kMiB);
   std::byte* const there = Take(other, kMiB);
   ASSERT_TRUE(Pause(pool).ok());
-  EXPECT_TRUE(a.session->EnterTags({AddressOf(part), 1}, "cuMemcpyAsync").away);
-  EXPECT_FALSE(a.session->EnterTags({AddressOf(there), kMiB}, "cuMemcpyAsync").away);
-  EXPECT_FALSE(a.session->EnterTags({Address{1}, 1}, "cuMemcpyAsync").away);
+  EXPECT_TRUE(a.session->calls().EnterTags({AddressOf(part), 1}, "cuMemcpyAsync").away);
+  EXPECT_FALSE(a.session->calls().EnterTags({AddressOf(there), kMiB}, "cuMemcpyAsync").away);
+  EXPECT_FALSE(a.session->calls().EnterTags({Address{1}, 1}, "cuMemcpyAsync").away);
   ASSERT_TRUE(Resume(pool).ok());
-  EXPECT_FALSE(a.session->EnterTags({AddressOf(part), 1}, "cuMemcpyAsync").away);
+  EXPECT_FALSE(a.session->calls().EnterTags({AddressOf(part), 1}, "cuMemcpyAsync").away);
 }
 
 // The thread that allocates gives back what was freed before, and waits for its stream; meanwhile another one pauses the tag.
@@ -167,7 +167,7 @@ class EverythingIsKept : public test::PoolsTest {
 TEST_F(EverythingIsKept, by_all_who_share_memory_with_one_that_must_and_pauses_work) {
   const PoolId tag = Open("weights");
   Take(tag, test::kMiB);
-  b.session->KeepEverything("an unknown plugin");
+  b.session->NoteEverythingKept("an unknown plugin");
   const Bytes held = a.InUse();
   for (int round = 0; round < 2; ++round) {
     Both(&Session::Pause);
@@ -184,7 +184,7 @@ TEST_F(EverythingIsKept, by_all_who_share_memory_with_one_that_must_and_pauses_w
 
 // A plugin may be loaded while the ranks gather, too late for the others to hear of it.
 TEST_F(EverythingIsKept, and_one_that_learns_it_in_the_middle_refuses_that_pause) {
-  b.session->Note(EverythingKept{"an unknown plugin"});
+  b.session->records().Note(EverythingKept{"an unknown plugin"});
   Status of_b;
   std::thread other([&] { of_b = b.session->Pause(); });
   const Status of_a = a.session->Pause();
@@ -194,7 +194,7 @@ TEST_F(EverythingIsKept, and_one_that_learns_it_in_the_middle_refuses_that_pause
     EXPECT_NE(status.message().find("an unknown plugin"), std::string::npos) << status.message();
   }
   EXPECT_TRUE(IsShared());
-  b.session->KeepEverything("an unknown plugin");
+  b.session->NoteEverythingKept("an unknown plugin");
   Both(&Session::Pause);
   EXPECT_TRUE(IsShared());
   Both(&Session::Resume);

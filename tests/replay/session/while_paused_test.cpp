@@ -26,12 +26,12 @@ SessionOptions Options(Layout layout, UserMemory user_memory = UserMemory::kKeep
 // As ncclMemFree does it, and NCCL with each buffer of a communicator that is destroyed.
 void FreeAsNccl(const Process& p, const std::byte* memory, Bytes bytes = k2M) {
   const Address address = AddressOf(memory);
-  const auto id = p.session->Retain(address);
+  const auto id = p.session->nccl().Retain(address);
   ASSERT_TRUE(id.ok()) << id.status().message();
-  EXPECT_TRUE(p.session->Release(*id).ok());
-  EXPECT_EQ(p.session->AddressRange(address)->second, bytes);
+  EXPECT_TRUE(p.session->nccl().Release(*id).ok());
+  EXPECT_EQ(p.session->nccl().AddressRange(address)->second, bytes);
   for (const Status& status :
-       {p.session->Unmap(address, bytes), p.session->Release(*id), p.session->FreeRange(address, bytes)}) {
+       {p.session->nccl().Unmap(address, bytes), p.session->nccl().Release(*id), p.session->nccl().FreeRange(address, bytes)}) {
     EXPECT_TRUE(status.ok()) << status.message();
   }
 }
@@ -55,7 +55,7 @@ TEST_P(UserMemoryTest, is_there_for_the_program_while_nccl_is_paused_or_comes_ba
     std::vector<std::byte> expected(mine, mine + k2M);
     Both(&Session::Pause);
     EXPECT_EQ(a.InUse(), kept() ? k2M : 0U);
-    EXPECT_EQ(a.session->TouchesPaused(AddressOf(mine), k2M), !kept());
+    EXPECT_EQ(a.session->calls().TouchesPaused(AddressOf(mine), k2M), !kept());
     if (kept()) {
       mine[7] = expected[7] = std::byte{42};
       EXPECT_EQ(theirs[7], std::byte{42}) << "the importer sees what the owner writes";
@@ -108,31 +108,31 @@ TEST_P(UserMemoryTest, is_freed_while_paused_and_then_its_importer_holds_it_alon
 TEST_P(UserMemoryTest, is_unmapped_at_once_from_a_whole_range_with_holes) {
   const AllocationId first = a.Create(k2M, true), second = a.Create(k2M, true);
   for (const bool paused : {false, true}) {
-    const Address flat = *a.session->Reserve(5 * k2M, 0, {}, 0, {});
-    EXPECT_TRUE(a.session->Map(flat + k2M, k2M, 0, first, 0).ok());
-    EXPECT_TRUE(a.session->Map(flat + 3 * k2M, k2M, 0, second, 0).ok());
+    const Address flat = *a.session->nccl().Reserve(5 * k2M, 0, {}, 0, {});
+    EXPECT_TRUE(a.session->nccl().Map(flat + k2M, k2M, 0, first, 0).ok());
+    EXPECT_TRUE(a.session->nccl().Map(flat + 3 * k2M, k2M, 0, second, 0).ok());
     EXPECT_EQ(paused ? a.session->Pause() : Status{}, Status{});
-    const Status cut = a.session->Unmap(flat, k2M + kMiB);
+    const Status cut = a.session->nccl().Unmap(flat, k2M + kMiB);
     EXPECT_NE(cut.message().find("would cut a mapping in two"), std::string::npos) << cut.message();
-    EXPECT_EQ(a.session->Unmap(flat + 3 * k2M + kMiB, 2 * k2M).code(), Code::kInvalid) << "begins in a mapping";
-    const Status mapped = a.session->FreeRange(flat, 5 * k2M);
+    EXPECT_EQ(a.session->nccl().Unmap(flat + 3 * k2M + kMiB, 2 * k2M).code(), Code::kInvalid) << "begins in a mapping";
+    const Status mapped = a.session->nccl().FreeRange(flat, 5 * k2M);
     EXPECT_EQ(mapped.driver_result(), cuda::kInvalidValue);
     EXPECT_NE(mapped.message().find("memory is still mapped at " + Hex((flat + k2M).value)), std::string::npos);
-    EXPECT_TRUE(a.session->Unmap(flat, 5 * k2M).ok());
-    EXPECT_EQ(a.session->Unmap(flat, 5 * k2M).code(), Code::kNotFound) << "the driver's to answer: success";
-    EXPECT_TRUE(a.session->FreeRange(flat, 5 * k2M).ok());
+    EXPECT_TRUE(a.session->nccl().Unmap(flat, 5 * k2M).ok());
+    EXPECT_EQ(a.session->nccl().Unmap(flat, 5 * k2M).code(), Code::kNotFound) << "the driver's to answer: success";
+    EXPECT_TRUE(a.session->nccl().FreeRange(flat, 5 * k2M).ok());
   }
-  for (const AllocationId id : {first, second}) EXPECT_TRUE(a.session->Release(id).ok());
+  for (const AllocationId id : {first, second}) EXPECT_TRUE(a.session->nccl().Release(id).ok());
   EXPECT_EQ(a.InUse(), 0U);
   EXPECT_TRUE(a.session->Resume().ok());
 }
 
 TEST_P(UserMemoryTest, of_cuMemAlloc_is_the_drivers_when_it_is_kept) {
-  const auto address = a.session->LegacyAllocate(8, kDevice, {}, true);
+  const auto address = a.session->legacy().Allocate(8, kDevice, {}, true);
   EXPECT_EQ(address.ok(), !kept());
   if (!kept()) return;
   EXPECT_EQ(address.status().code(), Code::kUnsupported);
-  a.session->Note(LegacyAllocated{Address{0x5000}, k2M, {}, 0, address.status().message(), {}});
+  a.session->records().Note(LegacyAllocated{Address{0x5000}, k2M, {}, 0, address.status().message(), {}});
   EXPECT_EQ(a.Figure({"tags", "user", "kept_bytes"}), k2M);
   EXPECT_EQ(a.Figure({"tags", "nccl", "kept_bytes"}), 0U);
 }
@@ -145,7 +145,7 @@ TEST_P(UserMemoryTest, is_expected_whole_where_a_pause_takes_it) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (kept()) std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_EQ(pinned() >= 128 * kMiB, !kept()) << pinned();
-  EXPECT_TRUE(a.session->Release(id).ok());
+  EXPECT_TRUE(a.session->nccl().Release(id).ok());
 }
 
 std::string NameOf(const ::testing::TestParamInfo<UserMemory>& info) {
@@ -160,14 +160,14 @@ TEST_P(UserMemoryTest, of_nccl_is_out_of_bounds_from_the_first_copy_of_a_pause_t
     if (call != "FindNonZero" && call != "Gather" && call != "Scatter") return 0;
     ++asked;
     EXPECT_TRUE(a.simulator->MappingAt(AddressOf(nccl)).ok()) << call;
-    EXPECT_TRUE(a.session->TouchesPaused(AddressOf(nccl), 8)) << call;
+    EXPECT_TRUE(a.session->calls().TouchesPaused(AddressOf(nccl), 8)) << call;
     return 0;
   });
   EXPECT_TRUE(a.session->Pause().ok());
   EXPECT_TRUE(a.session->Resume().ok());
   a.simulator->SetHook({});
   EXPECT_GE(asked, 3U);
-  EXPECT_FALSE(a.session->TouchesPaused(AddressOf(nccl), 8));
+  EXPECT_FALSE(a.session->calls().TouchesPaused(AddressOf(nccl), 8));
 }
 
 INSTANTIATE_TEST_SUITE_P(, UserMemoryTest, ::testing::Values(UserMemory::kKeep, UserMemory::kRelease), NameOf);
@@ -261,7 +261,7 @@ TEST_P(FreeWhilePaused, waits_for_copies_of_a_resume_that_could_not_be_undone) {
   EXPECT_EQ(a.session->Resume().code(), Code::kBroken);
   const auto under_way = a.simulator->QueuedCopies(kDevice);
   ASSERT_GT(under_way, 0U);
-  const Status refused = a.session->Unmap(AddressOf(leaves), k2M);
+  const Status refused = a.session->nccl().Unmap(AddressOf(leaves), k2M);
   EXPECT_NE(refused.message().find("copies of a pause or resume that failed"), std::string::npos) << refused.message();
   EXPECT_EQ(a.simulator->QueuedCopies(kDevice), under_way);
   a.simulator->SetHook({});
@@ -276,27 +276,27 @@ TEST_P(FreeWhilePaused, of_what_was_never_mapped) {
   const AllocationId own = a.Create(), shared = a.Create();
   const AllocationId imported = Pass(shared);
   Both(&Session::Pause);
-  EXPECT_TRUE(a.session->Release(own).ok());
-  EXPECT_TRUE(b.session->Release(imported).ok());
-  EXPECT_TRUE(a.session->Release(shared).ok());
+  EXPECT_TRUE(a.session->nccl().Release(own).ok());
+  EXPECT_TRUE(b.session->nccl().Release(imported).ok());
+  EXPECT_TRUE(a.session->nccl().Release(shared).ok());
   FreeAsNccl(b, theirs);
   FreeAsNccl(a, mine);
   EachResumes();
 }
 
 TEST_P(FreeWhilePaused, of_cuMemAlloc_memory_and_of_opened_ipc_handles) {
-  const Address freed = *a.session->LegacyAllocate(8, kDevice, {}), kept = *a.session->LegacyAllocate(8, kDevice, {});
-  const Address alone = *a.session->LegacyAllocate(3 * kMiB, kDevice, {});
+  const Address freed = *a.session->legacy().Allocate(8, kDevice, {}), kept = *a.session->legacy().Allocate(8, kDevice, {});
+  const Address alone = *a.session->legacy().Allocate(3 * kMiB, kDevice, {});
   *reinterpret_cast<std::byte*>(kept.value) = std::byte{0x55};
-  const auto opened = b.session->LegacyImport(*a.session->LegacyExport(alone), kDevice, {});
+  const auto opened = b.session->legacy().Import(*a.session->legacy().Export(alone), kDevice, {});
   ASSERT_TRUE(opened.ok()) << opened.status().message();
   Both(&Session::Pause);
-  EXPECT_TRUE(a.session->LegacyFree(freed).ok());
-  EXPECT_TRUE(a.session->LegacyFree(alone).ok());
-  EXPECT_TRUE(b.session->LegacyClose(*opened).ok());
+  EXPECT_TRUE(a.session->legacy().Free(freed).ok());
+  EXPECT_TRUE(a.session->legacy().Free(alone).ok());
+  EXPECT_TRUE(b.session->legacy().Close(*opened).ok());
   Both(&Session::Resume);
   EXPECT_EQ(*reinterpret_cast<std::byte*>(kept.value), std::byte{0x55});
-  EXPECT_TRUE(a.session->LegacyFree(kept).ok());
+  EXPECT_TRUE(a.session->legacy().Free(kept).ok());
   FreeAsNccl(b, theirs);
   FreeAsNccl(a, mine);
 }
@@ -311,7 +311,7 @@ INSTANTIATE_TEST_SUITE_P(, FreeWhilePaused, ::testing::Values(Layout::kDirect, L
 // ncclMemAlloc lets every device of the host in.
 TEST_P(FreeWhilePaused, and_a_cycle_opens_no_context_on_a_device_that_only_has_access) {
   const AccessDescriptor other{{LocationType::kDevice, 1}, 3};
-  EXPECT_TRUE(a.session->SetAccess(AddressOf(stays), k2M, std::span(&other, 1)).ok());
+  EXPECT_TRUE(a.session->nccl().SetAccess(AddressOf(stays), k2M, std::span(&other, 1)).ok());
   Both(&Session::Pause);
   Both(&Session::Resume);
   EXPECT_EQ(a.simulator->ContextsOpened(), std::set{kDevice});
@@ -349,9 +349,9 @@ TEST_F(Counted, a_group_is_not_changed_while_paused_and_the_same_group_is_no_cha
 
 TEST_F(Counted, memory_that_was_freed_unseen_is_counted_as_what_it_is_now) {
   for (const Bytes bytes : {Bytes{64}, Bytes{128}}) {
-    a.session->Note(HostAllocated{Address{0x1000}, bytes, 0, false});
-    a.session->Note(AsyncAllocated{Address{0x2000}, bytes});
-    a.session->Note(LegacyAllocated{Address{0x3000}, bytes, {}, 0, "no context", {}});
+    a.session->records().Note(HostAllocated{Address{0x1000}, bytes, 0, false});
+    a.session->records().Note(AsyncAllocated{Address{0x2000}, bytes});
+    a.session->records().Note(LegacyAllocated{Address{0x3000}, bytes, {}, 0, "no context", {}});
   }
   const Holdings held = Measure(a.session->CopyState());
   EXPECT_EQ(std::tuple(held.host, held.async, held.legacy_kept), std::tuple(128U, 128U, 128U));
@@ -361,7 +361,7 @@ TEST_F(Counted, an_event_that_cannot_follow_is_dropped_and_said) {
   const std::vector<EventBody> cannot_follow = {
       HostFreed{Address{0x1000}}, AsyncFreed{Address{0x2000}}, Deregistered{Address{0x3000}, 1},
       MulticastDeviceAdded{AllocationId{77}, kDevice}, MulticastUnbound{AllocationId{77}, kDevice, 0, 1}};
-  for (const EventBody& event : cannot_follow) a.session->Note(event);
+  for (const EventBody& event : cannot_follow) a.session->records().Note(event);
   EXPECT_EQ(a.Figure({"dropped_events"}), cannot_follow.size());
   EXPECT_EQ(a.Count<PassedThrough>(), cannot_follow.size());
   EXPECT_EQ(
@@ -382,10 +382,10 @@ std::vector<LaunchRefused> Refused(const Process& p) {
 TEST_F(Counted, refused_launches_are_journaled_at_once_then_by_tens_and_the_rest_when_the_pause_ends) {
   a.Place(a.Create());
   Both(&Session::Pause);
-  a.session->NoteRefused("cuLaunchKernel");
+  a.session->calls().NoteRefused("cuLaunchKernel");
   EXPECT_EQ(Refused(a), (std::vector<LaunchRefused>{{"cuLaunchKernel", 1}}));
-  for (int i = 0; i < 1233; ++i) a.session->NoteRefused("cuLaunchKernel");
-  a.session->NoteRefused("cuMemcpyAsync");
+  for (int i = 0; i < 1233; ++i) a.session->calls().NoteRefused("cuLaunchKernel");
+  a.session->calls().NoteRefused("cuMemcpyAsync");
   EXPECT_EQ(Refused(a), (std::vector<LaunchRefused>{{"cuLaunchKernel", 1},
                                                     {"cuLaunchKernel", 9},
                                                     {"cuLaunchKernel", 90},
@@ -394,7 +394,7 @@ TEST_F(Counted, refused_launches_are_journaled_at_once_then_by_tens_and_the_rest
   Both(&Session::Resume);
   EXPECT_EQ(Refused(a).back(), (LaunchRefused{"cuLaunchKernel", 234}));
   Both(&Session::Pause);
-  a.session->NoteRefused("cuLaunchKernel");
+  a.session->calls().NoteRefused("cuLaunchKernel");
   EXPECT_EQ(Refused(a).back(), (LaunchRefused{"cuLaunchKernel", 1})) << "another pause begins anew";
   Both(&Session::Resume);
 }
@@ -402,11 +402,13 @@ TEST_F(Counted, refused_launches_are_journaled_at_once_then_by_tens_and_the_rest
 TEST_F(Counted, facts_are_not_waited_for_while_another_thread_has_the_ledger) {
   const EventBody fact = MemberHeard{SessionId{7}};
   a.session->Inspect([&](const State&) {
-    const bool told = test::InThread([&] { return a.session->OnWitnessed({&fact, 1}, std::chrono::milliseconds(0)); }).get();
+    const bool told = test::InThread([&] {
+                        return a.session->records().TryNote({&fact, 1}, std::chrono::milliseconds(0));
+                      }).get();
     EXPECT_FALSE(told);
   });
   EXPECT_EQ(a.Count<MemberHeard>(), 0U);
-  EXPECT_TRUE(a.session->OnWitnessed({&fact, 1}, std::chrono::milliseconds(0)));
+  EXPECT_TRUE(a.session->records().TryNote({&fact, 1}, std::chrono::milliseconds(0)));
   EXPECT_EQ(a.Count<MemberHeard>(), 1U);
 }
 

@@ -141,7 +141,7 @@ class Rank {
     return paused.ok() ? Expect(paused, Code::kTimeout) : Status{};
   }
   Status Broken() {
-    if (victim()) session_->Note(SessionBroken{"append event: write to the disk: No space left on device"});
+    if (victim()) session_->records().Note(SessionBroken{"append event: write to the disk: No space left on device"});
     Wait();
     const Status paused = session_->Pause();
     Wait();
@@ -182,27 +182,27 @@ class Rank {
       properties.handle_types = 1;
       properties.location = {LocationType::kDevice, rank_};
       const CallSite site{{0x46b1c0 + mib * 0x10, 0x4471f2, 0, 0, 0}};
-      auto id = session_->Create(mib * kMiB, properties, 0, site);
+      auto id = session_->nccl().Create(mib * kMiB, properties, 0, site);
       if (!id) return id.status();
       AMEM_TRY(Place(*id, mib * kMiB, site));
       if (mib == 10) continue;
-      auto token = session_->Export(*id);
+      auto token = session_->sharing().Export(*id);
       if (!token) return token.status();
       if (!SendDescriptor(to_next_, token->get())) return Status{Code::kIo, "send a descriptor"};
       const UniqueFd received = ReceiveDescriptor(from_previous_);
       if (!received) return Status{Code::kIo, "receive a descriptor"};
-      auto theirs = session_->Import(received.get(), site);
+      auto theirs = session_->sharing().Import(received.get(), site);
       if (!theirs) return theirs.status();
       AMEM_TRY(Place(*theirs, mib * kMiB, site));
     }
     return {};
   }
   Status Place(AllocationId id, Bytes bytes, const CallSite& site) {
-    auto address = session_->Reserve(bytes, 0, {}, 0, site);
+    auto address = session_->nccl().Reserve(bytes, 0, {}, 0, site);
     if (!address) return address.status();
-    AMEM_TRY(session_->Map(*address, bytes, 0, id, 0));
+    AMEM_TRY(session_->nccl().Map(*address, bytes, 0, id, 0));
     const AccessDescriptor access{{LocationType::kDevice, rank_}, 3};
-    AMEM_TRY(session_->SetAccess(*address, bytes, std::span(&access, 1)));
+    AMEM_TRY(session_->nccl().SetAccess(*address, bytes, std::span(&access, 1)));
     auto* words = reinterpret_cast<std::uint64_t*>(address->value);
     for (Bytes i = 0; i < 4096 / sizeof(*words); ++i) words[i] = i * static_cast<std::uint64_t>(rank_ + 1);
     return {};

@@ -4,7 +4,7 @@ from typing import NamedTuple
 AGREEMENT = "statemachine/agreement/agreement.cpp"
 BOARD, PARTICIPANT = "replay/peers/board/board.cpp", "replay/peers/board/participant.cpp"
 PAGE, ASSEMBLY = "replay/peers/board/session_page.cpp", "replay/peers/unix/assembly.cpp"
-CALL, SHARING = "replay/cycle/board_call.cpp", "replay/session/sharing.cpp"
+CALL, SHARING = "replay/cycle/board_call.cpp", "replay/session/peer_answers.cpp"
 TARGETS = {AGREEMENT: "amem_statemachine", BOARD: "amem_peers", PARTICIPANT: "amem_peers", PAGE: "amem_peers",
            ASSEMBLY: "amem_unix_peers", CALL: "amem_cycle", SHARING: "amem_session"}
 

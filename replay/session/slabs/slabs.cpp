@@ -1,9 +1,13 @@
-#include "replay/session/slabs.h"
+#include "replay/session/slabs/slabs.h"
 
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
 #include <bit>
+#include <utility>
+#include <vector>
+
+#include "replay/session/slabs/cut_slab.h"
 
 namespace amem {
 
@@ -12,41 +16,20 @@ namespace amem {
 constexpr Bytes kSmallest = Bytes{128} << 20, kStep = Bytes{32} << 20;
 constexpr Bytes kShare = 4;
 
-std::optional<Bytes> Slabs::GranularityIfSuited(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags) {
-  if (options_.layout != Layout::kSlab) return std::nullopt;
-  const std::lock_guard lock(kinds_mutex_);
-  if (properties.location.type == LocationType::kDevice) devices_.insert(properties.location.id);
-  constexpr std::uint32_t kPinned = 1, kPosix = 1;
-  if (devices_.size() > 1 || properties.location.type != LocationType::kDevice || properties.type != kPinned)
-    return std::nullopt;
-  if ((properties.handle_types & ~kPosix) != 0 || properties.compression != 0 || flags != 0) return std::nullopt;
-  if (bytes == 0 || bytes > options_.slab_bytes / 2) return std::nullopt;
-  auto it = granularity_.find(properties);
-  if (it == granularity_.end()) {
-    const auto granularity = driver_.Granularity(properties);
-    if (!granularity.ok()) return std::nullopt;
-    it = granularity_.emplace(properties, *granularity).first;
-  }
-  if (bytes % it->second != 0) return std::nullopt;  // the driver says what is wrong with the size
-  return it->second;
+// Whether memory with the properties `has` serves a request for `wanted`. NCCL's resume does not ask for RDMA, although its
+// allocations had it before.
+static bool Serves(AllocationProperties has, const AllocationProperties& wanted) {
+  has.gpu_direct_rdma = has.gpu_direct_rdma != 0 ? wanted.gpu_direct_rdma : std::uint8_t{0};
+  return has == wanted;
 }
 
 std::optional<Slabs::Place> Slabs::Find(const Kind& kind, Bytes bytes) {
   for (auto& [id, own] : own_) {
     if (own.kind != kind || bytes >= own.refused || ledger_.Entry(ledger_.state().slabs, id) == nullptr) continue;
-    if (const auto offset = Room(id, bytes, AlignmentFor(kind, bytes))) return Place{id, *offset};
+    if (const auto offset = Room(id, bytes, kinds_.AlignmentFor(kind, bytes))) return Place{id, *offset};
     own.refused = bytes;
   }
   return std::nullopt;
-}
-
-Bytes Slabs::AlignmentFor(const Kind& kind, Bytes bytes) {
-  const std::lock_guard lock(kinds_mutex_);
-  if (multicast_granularity_ == 0) {
-    const auto asked = driver_.MulticastGranularity();
-    multicast_granularity_ = asked.ok() && std::has_single_bit(*asked) ? *asked : 1;  // without multicast nothing is bound
-  }
-  return bytes < multicast_granularity_ ? kind.granularity : std::max(kind.granularity, multicast_granularity_);
 }
 
 Bytes Slabs::SizeOfNext(const Kind& kind) {
@@ -70,7 +53,7 @@ Result<AllocationId> Slabs::OpenOwn(const Kind& kind, Bytes bytes, const KeptRan
   AMEM_TRY(created.status());
   OwnedHandle handle(driver_, *created);
   const AccessDescriptor access{kind.properties.location, 3};
-  const Bytes alignment = AlignmentFor(kind, size);
+  const Bytes alignment = kinds_.AlignmentFor(kind, size);
   AMEM_ASSIGN(auto region, again != nullptr
                                ? MappedRegion::MapAt(driver_, again->base, handle.get(), size, std::span(&access, 1))
                                : MappedRegion::Map(driver_, handle.get(), size, alignment, std::span(&access, 1)));
@@ -111,7 +94,7 @@ Status Slabs::Clear(const Place& place, Bytes bytes) {
 
 Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags,
                                    const Origin& origin) {
-  const auto granularity = GranularityIfSuited(bytes, properties, flags);
+  const auto granularity = kinds_.GranularityIfSuited(bytes, properties, flags);
   if (!granularity || origin.alone != Alone::kNo) return AllocationId{};
   const MutexLock one(mutex_);
   const LedgerLock lock(ledger_);
@@ -239,7 +222,7 @@ Status Slabs::Back(AllocationId part) {
   }
   AMEM_ASSIGN(const auto created, driver_.Create(a->bytes, a->properties, a->flags));
   OwnedHandle handle(driver_, created);
-  if (a->touched) AMEM_TRY(CopyContents(*a, handle.get()).Within("copy the contents of " + ToText(part)));
+  if (a->touched) AMEM_TRY(copies_.Copy(*a, handle.get(), ledger_).Within("copy the contents of " + ToText(part)));
   ++wrong_guesses_;
   ledger_.SetHandle(part, handle.get());
   ledger_.Record(Backed{part, handle.Detach()});
@@ -286,7 +269,7 @@ Status Slabs::Retire(AllocationId id) {
   ledger_.ForgetHandle(id);
   ledger_.Record(AllocationReleased{id});
   own_.erase(id);
-  if (remote) dropped_.push_back({*remote, id});
+  if (remote) dropped_.Add(*remote, id, ledger_);
   return {};
 }
 
@@ -299,6 +282,141 @@ Status Slabs::RetireAll() {
   for (const AllocationId id : all)
     if (Status status = Retire(id); first.ok()) first = std::move(status);
   return first;
+}
+
+// ---- ranges that NCCL keeps without memory
+
+KeptRanges::Home Slabs::HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const {
+  const auto* const own = FindIn(own_, slab);
+  return {slab, parts.address, whole.bytes, own == nullptr ? Kind{} : own->kind, whole.remote};
+}
+
+void Slabs::Vacate(AllocationId part) {
+  ledger_.AssertHeld();
+  const State& state = ledger_.state();
+  auto* const a = FindIn(state.allocations, part);
+  if (a == nullptr || !a->placed()) return;
+  if (a->guest_references > 0 || a->mappings > 0 || !a->importers.empty()) return;
+  const Slab* slab = ledger_.Entry(state.slabs, a->slab);
+  const Allocation* whole = ledger_.Entry(a->slab);
+  if (slab == nullptr || whole == nullptr) return;
+  const KeptRanges::Home home = HomeOf(a->slab, *slab, *whole);
+  const Address place = state.PlaceOf(*a);
+  const Bytes bytes = a->bytes;
+  for (std::uint32_t left = a->reserved; left > 0; --left) {  // the last one frees it
+    kept_.Add(home, place, bytes);
+    ledger_.Record(RangeFreed{place, bytes, part});
+  }
+}
+
+bool Slabs::IsKept(Address address, Bytes bytes) {
+  const LedgerLock lock(ledger_);
+  return kept_.HomeOf(address, bytes) != nullptr;
+}
+
+Result<bool> Slabs::FreeKept(Address address, Bytes bytes) {
+  if (!IsKept(address, bytes)) return false;
+  const MutexLock one(mutex_);  // a slab may just be made again there
+  const LedgerLock lock(ledger_);
+  const KeptRanges::Home* found = kept_.HomeOf(address, bytes);
+  if (found == nullptr) return false;
+  const KeptRanges::Home home = *found;
+  const State& state = ledger_.state();
+  const auto mapped = state.mappings.lower_bound(address);
+  if (mapped != state.mappings.end() && mapped->first < address + bytes && !state.slabs.contains(mapped->second.allocation))
+    return WrongCall("free range", Hex(address), "NCCL has memory mapped in it");
+  kept_.Remove(address, bytes);
+  if (kept_.AnyIn(home.base) || state.slabs.contains(home.slab)) return true;
+  if (Status freed = driver_.FreeRange(home.base, home.bytes); !freed.ok()) {
+    kept_.Add(home, address, bytes);
+    return freed;
+  }
+  ledger_.Record(RangeFreed{home.base, home.bytes, {}});
+  return true;
+}
+
+bool Slabs::AwaitsReturns() const {
+  ledger_.AssertHeld();
+  return std::ranges::any_of(own_, [&](const auto& own) {
+    ledger_.AssertHeld();
+    const auto* const slab = FindIn(ledger_.state().slabs, own.first);
+    return slab != nullptr && kept_.AnyIn(slab->address);
+  });
+}
+
+std::optional<Bytes> Slabs::Room(AllocationId id, Bytes bytes, Bytes alignment) const {
+  std::multimap<Bytes, Bytes> kept;
+  const State& state = ledger_.state();
+  const auto* const slab = FindIn(state.slabs, id);
+  const auto* const whole = FindIn(state.allocations, id);
+  if (slab != nullptr && whole != nullptr && kept_.AnyIn(slab->address)) {
+    const Address base = slab->address;
+    for (auto range = kept_.From(base); range != kept_.end() && range->first < base + whole->bytes; ++range)
+      kept.emplace(range->first.value - base.value, range->second);
+  }
+  return FindRoom(state, id, bytes, alignment, kept);
+}
+
+bool Slabs::IsEmpty(const KeptRanges::Home& home) const {
+  return Touching(ledger_.state().mappings, home.base, home.bytes).empty();
+}
+
+Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
+  if (!IsKept(address, bytes)) return false;
+  const MutexLock one(mutex_);
+  const LedgerLock lock(ledger_);
+  const State& state = ledger_.state();
+  const auto suits = [&](const KeptRanges::Home* home) {
+    ledger_.AssertHeld();
+    const auto* const a = FindIn(state.allocations, id);
+    if (home == nullptr || a == nullptr || a->bytes != bytes) return false;
+    if (state.PlaceOf(*a) == address) return true;
+    return !home->remote && a->untouched() && a->own() && Serves(home->kind.properties, a->properties) &&
+           (state.slabs.contains(home->slab) || (IsEmpty(*home) && !scarce_));
+  };
+  if (!suits(kept_.HomeOf(address, bytes))) return false;
+  const KeptRanges::Home home = *kept_.HomeOf(address, bytes);
+  AMEM_ASSIGN(const Allocation* const whose, ledger_.Known(id));
+  if (state.PlaceOf(*whose) != address) {
+    if (!state.slabs.contains(home.slab)) {
+      Status opened = OpenOwn(home.kind, home.bytes, &home).status();
+      if (opened.code() == Code::kOutOfMemory) {  // giving up the allocation's present slab may make enough room
+        AMEM_TRY(Back(id));
+        AMEM_TRY(RetireAll());
+        opened = OpenOwn(home.kind, home.bytes, &home).status();
+      }
+      scarce_ = opened.code() == Code::kOutOfMemory;
+      if (scarce_) return false;
+      AMEM_TRY(opened.Within("make a slab again for the addresses that NCCL kept"));
+    }
+    const Place place{home.slab, address.value - home.base.value};
+    AMEM_TRY(Clear(place, bytes));
+    if (!suits(kept_.HomeOf(address, bytes))) return false;  // NCCL let go of it meanwhile
+    const DriverHandle alone = ledger_.HandleOf(id);
+    ledger_.Record(Placed{id, place.slab, place.offset, false});
+    if (alone) AMEM_TRY(driver_.Release(alone));
+    ledger_.ForgetHandle(id);
+  }
+  kept_.Remove(address, bytes);
+  ledger_.Record(RangeReserved{address, bytes, home.kind.granularity, {}, 0, {}, id});
+  return true;
+}
+
+Status Slabs::Dissolve(AllocationId id) {
+  const MutexLock one(mutex_);
+  const LedgerLock lock(ledger_);
+  const State& state = ledger_.state();
+  const auto* const slab = FindIn(state.slabs, id);
+  const auto* const whole = FindIn(state.allocations, id);
+  if (slab == nullptr || whole == nullptr) return {};
+  AMEM_TRY(CutSlab::CanBeCut(state, *whole, *slab));
+  CutSlab cut(driver_, HomeOf(id, *slab, *whole));
+  AMEM_TRY(cut.Prepare(*slab, copies_, ledger_));
+  AMEM_TRY(cut.MapApart(ledger_));
+  cut.Record(kept_, ledger_);
+  own_.erase(id);
+  wrong_guesses_ += cut.parts();
+  return {};
 }
 
 }  // namespace amem

@@ -1,4 +1,4 @@
-#include "replay/session/chunk_space.h"
+#include "replay/session/pools/chunk_space.h"
 
 #include <algorithm>
 #include <bit>

@@ -10,33 +10,24 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
 #include <span>
-#include <utility>
-#include <vector>
 
 #include "replay/driver/driver.h"
-#include "replay/driver/mapped_region.h"
-#include "replay/driver/unfinished_copies.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
-#include "replay/session/kept_ranges.h"
+#include "replay/session/dropped_imports.h"
 #include "replay/session/session_options.h"
+#include "replay/session/slabs/kept_ranges.h"
+#include "replay/session/slabs/part_copies.h"
+#include "replay/session/slabs/slab_kinds.h"
 
 namespace amem {
 
-struct DroppedImport {  // its owner is told once no lock is held
-  RemoteAllocation remote;
-  AllocationId as;
-};
-
 class Slabs {
  public:
-  // `dropped` receives imported slabs that went back; the ledger's lock guards it.
-  Slabs(const SessionOptions& options, Driver& driver, Ledger& ledger, std::vector<DroppedImport>& dropped)
+  // `dropped` receives imported slabs that went back.
+  Slabs(const SessionOptions& options, Driver& driver, Ledger& ledger, DroppedImports& dropped)
       : options_(options), driver_(driver), ledger_(ledger), dropped_(dropped) {}
 
   // Makes, places and records an allocation. Zero: it does not suit a slab, its origin wants it alone, or there is no room for
@@ -74,7 +65,7 @@ class Slabs {
   Status RetireAll();
 
   // Unpins what copies of parts used that had not ended, and have by now. Any thread.
-  void FreeUnfinished() { unfinished_.Free(driver_, Now()); }
+  void FreeUnfinished() { copies_.FreeUnfinished(); }
   [[nodiscard]] std::uint64_t wrong_guesses() const { return wrong_guesses_; }
 
  private:
@@ -87,13 +78,7 @@ class Slabs {
     AllocationId slab;
     Bytes offset = 0;
   };
-  // The granularity of what suits a slab: ordinary device memory, small against the largest slab, in a process that allocated
-  // on one device only. (With several, NCCL maps one handle for each, at addresses that cannot be foreseen.)
-  std::optional<Bytes> GranularityIfSuited(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags);
   std::optional<Place> Find(const Kind& kind, Bytes bytes) REQUIRES(ledger_);
-  // NCCL may bind the memory to a multicast object, so it is aligned for that in its slab and in the address space. Smaller
-  // memory can never be bound.
-  Bytes AlignmentFor(const Kind& kind, Bytes bytes);
   // FindRoom, but outside the ranges that NCCL keeps in the slab.
   [[nodiscard]] std::optional<Bytes> Room(AllocationId slab, Bytes bytes, Bytes alignment) const REQUIRES(ledger_);
   // These three release the lock while they wait for the driver or a peer.
@@ -103,11 +88,6 @@ class Slabs {
   [[nodiscard]] bool IsKept(Address address, Bytes bytes);
   // Whether nothing is mapped where the slab was.
   [[nodiscard]] bool IsEmpty(const KeptRanges::Home& home) const REQUIRES(ledger_);
-  Status CopyContents(const Allocation& part, DriverHandle to) REQUIRES(ledger_);
-  [[nodiscard]] Status CanDissolve(const Allocation& whole, const Slab& slab) const REQUIRES(ledger_);
-  Status MapApart(const KeptRanges::Home& home, const std::map<AllocationId, OwnedHandle>& handles) REQUIRES(ledger_);
-  void GiveBackCutUp(const KeptRanges::Home& home) REQUIRES(ledger_);
-  Status Exchange(AllocationId slab, std::map<AllocationId, OwnedHandle>& handles) REQUIRES(ledger_);
   KeptRanges::Home HomeOf(AllocationId slab, const Slab& parts, const Allocation& whole) const REQUIRES(ledger_);
   [[nodiscard]] AllocationId ImportedAs(const RemoteAllocation& slab) REQUIRES(ledger_);
   [[nodiscard]] AllocationId PartImportedAs(const RemoteAllocation& part, AllocationId slab, Bytes offset) REQUIRES(ledger_);
@@ -116,19 +96,16 @@ class Slabs {
   const SessionOptions& options_;
   Driver& driver_;
   Ledger& ledger_;
-  std::vector<DroppedImport>& dropped_;
+  DroppedImports& dropped_;
   Mutex mutex_{LockRank::kSlabs};  // one thread at a time finds room, opens a slab or gives a device access
-  std::mutex kinds_mutex_;         // guards these three; taken last
-  std::set<std::int32_t> devices_;
-  std::map<AllocationProperties, Bytes> granularity_;
-  Bytes multicast_granularity_ = 0;  // 0: not asked yet
+  SlabKinds kinds_{options_, driver_};
+  PartCopies copies_{options_, driver_};
   std::map<AllocationId, Own> own_ GUARDED_BY(ledger_);
   KeptRanges kept_ GUARDED_BY(ledger_);
   // A slab could not be made again for ranges that NCCL keeps, so new memory must not open another.
   bool scarce_ GUARDED_BY(ledger_) = false;
   AllocationId busy_ GUARDED_BY(ledger_);  // being cleared without the ledger's lock; must not be retired
   std::uint64_t wrong_guesses_ = 0;
-  UnfinishedCopies<std::pair<std::unique_ptr<PinnedBuffer>, MappedRegion>> unfinished_;
 };
 
 }  // namespace amem

@@ -1,17 +1,18 @@
-// cuMemAlloc and its IPC handles. AMem makes this memory from allocations of its own, in slabs like NCCL's, so that a pause can
-// take it as fast.
+#include "replay/session/legacy_memory.h"
 
 #include <algorithm>
 #include <tuple>
 
 #include "replay/peers/token.h"
 #include "replay/session/new_memory.h"
-#include "replay/session/session.h"
 
 namespace amem {
 
-void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
-                           const CallSite& site) {
+LegacyMemory::LegacyMemory(const LowerParts& parts, Coordinator& cycles, PinnedSupply& pinned, Sharing& sharing)
+    : parts_(parts), driver_(parts.driver), ledger_(parts.ledger), cycles_(cycles), pinned_(pinned), sharing_(sharing) {}
+
+void LegacyMemory::RecordRegion(AllocationId allocation, Address address, Bytes bytes, std::vector<AccessDescriptor> access,
+                                const CallSite& site) {
   const Allocation* a = ledger_.Entry(allocation);
   const AllocationId part = a != nullptr && a->placed() ? allocation : AllocationId{};
   ledger_.Record(RangeReserved{address, bytes, 0, {}, 0, site, part, a == nullptr ? PoolId{} : a->pool});
@@ -20,23 +21,23 @@ void Session::RecordRegion(AllocationId allocation, Address address, Bytes bytes
 }
 
 // Zero: it does not suit a slab, or there is none.
-AllocationId Session::NewLegacyPart(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
+AllocationId LegacyMemory::NewPart(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
   for (const std::uint8_t rdma : kWithAndWithoutRdma) {
     const AllocationProperties properties = PropertiesOn(device, rdma);
     const auto rounded = Rounded(driver_, bytes, properties);
     if (!rounded.ok()) continue;
-    const auto part = slabs_.Create(*rounded, properties, 0, origin);
+    const auto part = parts_.slabs.Create(*rounded, properties, 0, origin);
     if (part.ok()) return *part;
   }
   return {};
 }
 
-Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
+Result<ChunkSpace::Chunk> LegacyMemory::NewChunk(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
   constexpr Bytes kLeast = Bytes{2} << 20;  // small requests share this, as in the driver
   bytes = std::max(bytes, kLeast);
-  const std::set<DeviceOrdinal> others = legacy_devices_;
+  const std::set<DeviceOrdinal> others = devices_;
   WithoutLedger apart(ledger_);
-  if (const AllocationId part = NewLegacyPart(bytes, device, origin)) {
+  if (const AllocationId part = NewPart(bytes, device, origin)) {
     apart.End();
     AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
     const ChunkSpace::Chunk chunk{part, ledger_.state().PlaceOf(*a), a->bytes};
@@ -47,131 +48,106 @@ Result<ChunkSpace::Chunk> Session::NewLegacyChunk(Bytes bytes, DeviceOrdinal dev
 }
 
 // Every device of the process with peer access may use cuMemAlloc memory, so each gets access when it is first seen.
-void Session::OpenLegacyTo(DeviceOrdinal device) {
-  if (!legacy_devices_.insert(device).second) return;
+void LegacyMemory::OpenTo(DeviceOrdinal device) {
+  if (!devices_.insert(device).second) return;
   const State& state = ledger_.state();
   std::map<Address, Bytes> mapped;  // chunks, or the slabs that they are in
-  for (const auto& [on, space] : legacy_) {
+  for (const auto& [on, space] : spaces_) {
     for (const auto& [address, chunk] : space.chunks()) {
       const auto mapping = state.MappingAt(address);
       if (mapping != state.mappings.end()) mapped[mapping->first] = mapping->second.bytes;
     }
   }
   for (const auto& [address, bytes] : mapped)
-    if (const auto set = LetIn(driver_, device, {address, bytes})) ledger_.Record(*set);
+    if (const auto set = GrantAccess(driver_, device, {address, bytes})) ledger_.Record(*set);
 }
 
 // The request's communicator is not its chunk's.
-Result<Address> Session::TakeLegacy(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
-  const auto shared = origin.alone == Alone::kNo ? legacy_[device].Take(bytes) : std::nullopt;
+Result<Address> LegacyMemory::Take(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
+  const auto shared = origin.alone == Alone::kNo ? spaces_[device].Take(bytes) : std::nullopt;
   if (shared) return *shared;
   Origin of_chunk = origin;
   of_chunk.communicator = {};
-  AMEM_ASSIGN(const auto chunk, NewLegacyChunk(bytes, device, of_chunk));
-  coordinator_->Made(chunk.bytes);
-  return legacy_[device].Add(chunk, bytes);
+  AMEM_ASSIGN(const auto chunk, NewChunk(bytes, device, of_chunk));
+  cycles_.Made(chunk.bytes);
+  return spaces_[device].Add(chunk, bytes);
 }
 
-Result<Address> Session::LegacyAllocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application) {
-  const auto gate = EnterCall();
-  AMEM_TRY(RefuseWhilePaused("cuMemAlloc"));
-  if (TagOf(for_application) == MemoryTag::kUser)
+Result<Address> LegacyMemory::Allocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application) {
+  const auto gate = parts_.calls.EnterCall();
+  AMEM_TRY(parts_.calls.RefuseWhilePaused("cuMemAlloc"));
+  if (TagFor(for_application, parts_.options.user_memory) == MemoryTag::kUser)
     return Status{Code::kUnsupported, std::string(ToText(KeepReason::kUser)), cuda::kNotSupported};
   if (bytes == 0) return Status{Code::kInvalid, "cuMemAlloc of zero bytes", cuda::kInvalidValue};
   if (bytes >= ChunkSpace::kTooMany) return NoSuchSize("cuMemAlloc", bytes);
   const LedgerLock lock(ledger_);
-  OpenLegacyTo(device);
-  auto address = TakeLegacy(bytes, device, origin);
+  OpenTo(device);
+  auto address = Take(bytes, device, origin);
   if (address.status().code() == Code::kOutOfMemory && origin.alone == Alone::kPreferred)
-    address = TakeLegacy(bytes, device, origin.Anywhere());
+    address = Take(bytes, device, origin.Anywhere());
   AMEM_TRY(address.status());
-  const ChunkSpace::Part part = *legacy_[device].PartAt(*address);
+  const ChunkSpace::Part part = *spaces_[device].PartAt(*address);
   ledger_.Record(LegacyAllocated{*address, bytes, part.chunk, part.offset, {}, origin.site, origin.communicator});
   return *address;
 }
 
-Status Session::LegacyFree(Address address) {
-  const auto gate = EnterCall();
-  AMEM_TRY(coordinator_->AwaitCopies());
-  const Locked lock(*this);
+Status LegacyMemory::Free(Address address) {
+  const auto gate = parts_.calls.EnterCall();
+  AMEM_TRY(cycles_.AwaitCopies());
+  const NotifyingLock lock(ledger_, parts_.dropped);
   if (!ledger_.state().legacy.contains(address)) return NotOurs("cuMemFree", Hex(address), "NCCL did not allocate it");
   ledger_.Record(LegacyFreed{address});
-  for (auto& [device, space] : legacy_) {
+  for (auto& [device, space] : spaces_) {
     const auto given = space.Give(address);
-    if (given && given->emptied) return DropLegacyRegion(given->emptied->address, given->emptied->bytes, given->part.chunk);
+    if (given && given->emptied) return DropRegion(given->emptied->address, given->emptied->bytes, given->part.chunk);
   }
   return {};
 }
 
 // Gives a chunk or an opened IPC handle back, with its reference.
-Status Session::DropLegacyRegion(Address address, Bytes bytes, AllocationId allocation) {
+Status LegacyMemory::DropRegion(Address address, Bytes bytes, AllocationId allocation) {
   const auto* const found = ledger_.Find(allocation);
   const AllocationId slab = found == nullptr ? AllocationId{} : found->slab;
   if (slab) {
     ledger_.Record(Unmapped{address, bytes, allocation});
   } else {
-    AMEM_TRY(UnmapOne(address));
+    AMEM_TRY(parts_.allocations.Unmap(address, ledger_));
     AMEM_TRY(driver_.FreeRange(address, bytes));
   }
   ledger_.Record(RangeFreed{address, bytes, slab ? allocation : AllocationId{}});
   if (ledger_.Entry(allocation) == nullptr) return ledger_.Broken();
-  return ReleaseOne(allocation);
+  return parts_.allocations.Release(allocation, ledger_);
 }
 
-Result<std::array<std::byte, 64>> Session::LegacyExport(Address address) {
-  const auto gate = EnterCall();
+Result<std::array<std::byte, 64>> LegacyMemory::Export(Address address) {
+  const auto gate = parts_.calls.EnterCall();
   const LedgerLock lock(ledger_);
   const auto it = ledger_.state().LegacyAt(address);
   if (it == ledger_.state().legacy.end() || !it->second.backing)
     return NotOurs("IPC handle of", Hex(address), "not memory that NCCL allocated");
   const auto& [begin, memory] = *it;
-  return LegacyToken(address, memory.backing, memory.offset + (address.value - begin.value));
+  return TokenOf(address, memory.backing, memory.offset + (address.value - begin.value));
 }
 
-Result<std::array<std::byte, 64>> Session::LegacyToken(Address address, AllocationId backing, Bytes offset, Bytes beyond) {
-  AMEM_ASSIGN(auto secret, SecretOf(backing));
+Result<std::array<std::byte, 64>> LegacyMemory::TokenOf(Address address, AllocationId backing, Bytes offset, Bytes beyond) {
+  AMEM_ASSIGN(Token token, parts_.tokens.For(backing, ledger_));
+  token.offset = offset;
+  token.beyond = static_cast<std::uint32_t>(beyond);
   ledger_.Record(LegacyExported{address, backing});
-  const PeerIdentity self = peers_->Self();
-  return Encode(Token{self.session, backing, secret, offset, self.pid, static_cast<std::uint32_t>(beyond)});
+  return Encode(token);
 }
 
-Result<Session::TagPart> Session::PartOfTag(Address address) {
+Result<TagPart> LegacyMemory::OpenedAt(Address address) {
   const LedgerLock lock(ledger_);
-  for (const auto& [id, pool] : ledger_.state().pools) {
-    const auto part = Containing(pool.parts, address);
-    if (part != pool.parts.end()) return TagPart{part->first, part->second.bytes, part->second.device};
-  }
-  return NotOurs("a tag's memory at", Hex(address), "there is none");
-}
-
-Result<Session::TagPart> Session::OpenedAt(Address address) {
-  const LedgerLock lock(ledger_);
-  for (const auto& [key, chunk] : legacy_chunks_)
+  for (const auto& [key, chunk] : opened_)
     if (address >= chunk.address && address < chunk.address + chunk.asked)
       return TagPart{chunk.address, chunk.asked, chunk.device, true};
   return NotOurs("an opened IPC handle at", Hex(address), "there is none");
 }
 
-SessionId Session::id() {
-  return Inspect([](const State& state) { return state.session.session; });
-}
-
-Bytes Session::HandlesOfTags(Address address, Bytes bytes) {
-  if (!HasTags()) return 0;
-  const LedgerLock lock(ledger_);
-  const State& state = ledger_.state();
-  Bytes sum = 0;
-  for (const auto& [at, mapping] : Touching(state.mappings, address, bytes)) {
-    const auto* const a = FindIn(state.allocations, mapping.allocation);
-    if (a == nullptr || !a->pool || a->tag != MemoryTag::kUserReleased) continue;
-    sum += std::min(at + mapping.bytes, address + bytes).value - std::max(at, address).value;
-  }
-  return sum;
-}
-
-Result<std::array<std::byte, 64>> Session::ExportPart(Address address) {
+Result<std::array<std::byte, 64>> LegacyMemory::ExportPart(Address address) {
   constexpr Bytes kGranule = Bytes{2} << 20;
-  const auto gate = EnterCall();
+  const auto gate = parts_.calls.EnterCall();
   const LedgerLock lock(ledger_);
   for (const auto& [id, pool] : ledger_.state().pools) {
     const auto part = Containing(pool.parts, address);
@@ -180,36 +156,36 @@ Result<std::array<std::byte, 64>> Session::ExportPart(Address address) {
     const Allocation* const chunk = ledger_.Entry(memory.backing);
     // A chunk that is one part is what the importer gets to see of it: just as much as was asked for.
     const bool whole = memory.offset == 0 && chunk != nullptr && chunk->bytes - memory.bytes < kGranule;
-    return LegacyToken(begin, memory.backing, memory.offset, whole ? chunk->bytes - memory.bytes : 0);
+    return TokenOf(begin, memory.backing, memory.offset, whole ? chunk->bytes - memory.bytes : 0);
   }
   return NotOurs("IPC handle of", Hex(address), "no tag has memory there");
 }
 
-Result<Address> Session::OpenAgain(const Token& token, DeviceOrdinal device) {
+Result<Address> LegacyMemory::OpenAgain(const Token& token, DeviceOrdinal device) {
   const std::pair key(token.session, token.allocation);
   AllocationId chunk;
   {
     const LedgerLock lock(ledger_);
-    if (const auto* const open = FindIn(legacy_chunks_, key)) chunk = open->allocation;
+    if (const auto* const open = FindIn(opened_, key)) chunk = open->allocation;
   }
-  const InTags tag = EnterTagOf(chunk);
-  const Locked lock(*this);
-  const auto* const open = FindIn(legacy_chunks_, key);
+  const InTags tag = parts_.calls.EnterTagOf(chunk);
+  const NotifyingLock lock(ledger_, parts_.dropped);
+  const auto* const open = FindIn(opened_, key);
   if (open == nullptr) return Address{};
   const AllocationId id = open->allocation;
   const Address base = open->address;
-  if (tag.paused) return RefuseInTag("cuIpcOpenMemHandle", base);
-  if (tag.gates.empty()) AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
-  AMEM_ASSIGN(const Secret known, SecretOf(id));
+  if (tag.paused) return CallAdmission::RefuseInTag("cuIpcOpenMemHandle", base);
+  if (tag.gates.empty()) AMEM_TRY(parts_.calls.RefuseWhilePaused("cuIpcOpenMemHandle"));
+  AMEM_ASSIGN(const Token known, parts_.tokens.For(id, ledger_));
   AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(ledger_.state().mappings, base));
-  if (!SameSecret(known, token.secret) || token.offset >= mapping->bytes)
+  if (!SameSecret(known.secret, token.secret) || token.offset >= mapping->bytes)
     return WrongCall("cuIpcOpenMemHandle", ToText(id), "its owner did not make this handle", Code::kRefused);
   const AccessDescriptor access = ReadWrite(device);
   if (!Allows(mapping->access, access))
-    if (const auto set = LetIn(driver_, device, {base, mapping->bytes})) ledger_.Record(*set);
+    if (const auto set = GrantAccess(driver_, device, {base, mapping->bytes})) ledger_.Record(*set);
   const Address address = base + token.offset;
   if (ledger_.state().legacy_imports.contains(address)) {
-    ++legacy_opened_again_[address];
+    ++opened_again_[address];
   } else {
     ledger_.Record(AllocationRetained{id, base});
     ledger_.Record(LegacyImported{address, id});
@@ -217,39 +193,39 @@ Result<Address> Session::OpenAgain(const Token& token, DeviceOrdinal device) {
   return address;
 }
 
-Result<Address> Session::LegacyImport(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin,
-                                      bool of_others) {
-  auto gate = EnterCall();
-  if (!of_others) AMEM_TRY(RefuseWhilePaused("cuIpcOpenMemHandle"));
+Result<Address> LegacyMemory::Import(std::span<const std::byte, 64> handle, DeviceOrdinal device, const Origin& origin,
+                                     bool of_others) {
+  auto gate = parts_.calls.EnterCall();
+  if (!of_others) AMEM_TRY(parts_.calls.RefuseWhilePaused("cuIpcOpenMemHandle"));
   pinned_.Busy();
   AMEM_ASSIGN(auto token, Decode(handle));
   if (const auto again = OpenAgain(token, device); !again.ok() || *again) return again;
-  AMEM_ASSIGN(auto id, ImportToken(token, origin, gate));
-  ForgetLastHandle(id);  // NCCL reserves no range for it
-  const InTags tag = EnterTagOf(id);
-  auto address = tag.paused ? Result<Address>(RefuseInTag("cuIpcOpenMemHandle", Address{}))
-                            : MapLegacyImport(id, device, token, origin.site);
+  AMEM_ASSIGN(auto id, sharing_.ImportToken(token, origin, gate));
+  LastHandle::Forget(id);  // NCCL reserves no range for it
+  const InTags tag = parts_.calls.EnterTagOf(id);
+  auto address = tag.paused ? Result<Address>(CallAdmission::RefuseInTag("cuIpcOpenMemHandle", Address{}))
+                            : MapImport(id, device, token, origin.site);
   if (address.ok() && *address) return *address + token.offset;
   // The mapping failed, or the handle is open already: memory in a slab has one address.
-  const Locked lock(*this);
+  const NotifyingLock lock(ledger_, parts_.dropped);
   const auto* const found = ledger_.Find(id);
   const bool part = found != nullptr && found->placed();
   const Address open = part ? ledger_.state().PlaceOf(*found) + token.offset : Address{};
-  AMEM_TRY(ReleaseOne(id));
+  AMEM_TRY(parts_.allocations.Release(id, ledger_));
   if (!address.ok()) return address.status();
-  ++legacy_opened_again_[open];
+  ++opened_again_[open];
   return open;
 }
 
 // Where the imported chunk begins. Zero: an import of it is already open at that address.
-Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, const Token& token, const CallSite& site) {
+Result<Address> LegacyMemory::MapImport(AllocationId id, DeviceOrdinal device, const Token& token, const CallSite& site) {
   const Bytes offset = token.offset;
   const AccessDescriptor access = ReadWrite(device);
-  const bool part = Inspect([&](const State& state) {
+  const bool part = Inspect(ledger_, [&](const State& state) {
     const auto* const found = FindIn(state.allocations, id);
     return found != nullptr && found->placed();
   });
-  if (part) AMEM_TRY(slabs_.Open(id, std::span(&access, 1)));
+  if (part) AMEM_TRY(parts_.slabs.Open(id, std::span(&access, 1)));
   const LedgerLock lock(ledger_);
   const State& state = ledger_.state();
   AMEM_ASSIGN(const Allocation* const imported, ledger_.Known(id));
@@ -261,23 +237,23 @@ Result<Address> Session::MapLegacyImport(AllocationId id, DeviceOrdinal device, 
     AMEM_ASSIGN(auto region, MappedRegion::Map(driver_, ledger_.HandleOf(id), bytes, 0, std::span(&access, 1)));
     address = region.Detach();
     const Bytes asked = bytes - std::min<Bytes>(token.beyond, bytes);
-    legacy_chunks_[{imported->remote->owner, imported->remote->allocation}] = {id, address, asked, device};
+    opened_[{imported->remote->owner, imported->remote->allocation}] = {id, address, asked, device};
   }
   RecordRegion(id, address, bytes, {access}, site);
   ledger_.Record(LegacyImported{address + offset, id});
   return address;
 }
 
-Status Session::LegacyClose(Address address) {
-  const auto gate = EnterCall();
-  AMEM_TRY(coordinator_->AwaitCopies());
-  const InTags tags = EnterTags({address, 1}, "cuIpcCloseMemHandle");
-  const Locked lock(*this);
+Status LegacyMemory::Close(Address address) {
+  const auto gate = parts_.calls.EnterCall();
+  AMEM_TRY(cycles_.AwaitCopies());
+  const InTags tags = parts_.calls.EnterTags({address, 1}, "cuIpcCloseMemHandle");
+  const NotifyingLock lock(ledger_, parts_.dropped);
   const State& state = ledger_.state();
   auto* const it = FindIn(state.legacy_imports, address);
   if (it == nullptr) return NotOurs("cuIpcCloseMemHandle", Hex(address), "NCCL did not open it");
-  if (const auto again = legacy_opened_again_.find(address); again != legacy_opened_again_.end()) {
-    if (--again->second == 0) legacy_opened_again_.erase(again);
+  if (const auto again = opened_again_.find(address); again != opened_again_.end()) {
+    if (--again->second == 0) opened_again_.erase(again);
     return {};
   }
   const AllocationId allocation = it->allocation;
@@ -290,10 +266,11 @@ Status Session::LegacyClose(Address address) {
   ledger_.Record(LegacyClosed{address});
   if (imported != nullptr && !imported->placed()) {
     const auto other = state.legacy_imports.lower_bound(base);
-    if (other != state.legacy_imports.end() && other->first < base + bytes) return ReleaseOne(allocation);
-    legacy_chunks_.erase({imported->remote->owner, imported->remote->allocation});
+    if (other != state.legacy_imports.end() && other->first < base + bytes)
+      return parts_.allocations.Release(allocation, ledger_);
+    opened_.erase({imported->remote->owner, imported->remote->allocation});
   }
-  return DropLegacyRegion(base, bytes, allocation);
+  return DropRegion(base, bytes, allocation);
 }
 
 }  // namespace amem

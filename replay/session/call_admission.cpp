@@ -1,0 +1,90 @@
+#include "replay/session/call_admission.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+#include <string>
+
+namespace amem {
+
+Status CallAdmission::RefuseWhilePaused(std::string_view call, Address at) const {
+  if (!paused()) return {};
+  return {Code::kRefused,
+          fmt::format("{}{}: refused, this process's NCCL memory is paused; call ncclResume first", call,
+                      at ? " " + Hex(at) : std::string()),
+          cuda::kIllegalState};
+}
+
+Status CallAdmission::RefuseInTag(std::string_view call, Address at) {
+  return {Code::kRefused, fmt::format("{} {}: refused, the tag of that memory is paused; resume the tag first", call, Hex(at)),
+          cuda::kIllegalState};
+}
+
+std::shared_lock<CallGate> CallAdmission::EnterLaunch(const char* call, void* stream) {
+  driver_.NoteStream(call, stream);
+  CallGate::Announce(call, stream);
+  auto entered = EnterCall();
+  if (paused()) entered.unlock();
+  return entered;
+}
+
+void CallAdmission::EnterTag(PoolId tag, InTags& in) {
+  in.gates.emplace_back(gates_.Of(tag));
+  const LedgerLock lock(ledger_);
+  in.paused = in.paused || ledger_.state().LifecycleOf(tag) != Lifecycle::kRunning;
+}
+
+// Memory that a network card holds stayed in place.
+InTags CallAdmission::EnterTags(std::span<const Extent> touched, const char* call) {
+  InTags in;
+  if (!HasTags()) return in;
+  std::set<PoolId> tags;
+  for (const Extent& extent : touched) {
+    const LedgerLock lock(ledger_);
+    tags.merge(ledger_.state().PoolsIn(extent.address, extent.bytes));
+  }
+  for (const PoolId tag : tags) {
+    CallGate::Announce(call, nullptr);
+    EnterTag(tag, in);
+  }
+  in.away = in.paused && std::ranges::any_of(touched, [&](const Extent& e) { return TouchesPaused(e.address, e.bytes); });
+  return in;
+}
+
+InTags CallAdmission::EnterTagOf(AllocationId allocation) {
+  InTags in;
+  if (!HasTags()) return in;
+  LedgerLock lock(ledger_);
+  const auto* const found = ledger_.Find(allocation);
+  const PoolId tag = found == nullptr ? PoolId{} : found->pool;
+  lock.Unlock();
+  if (tag) EnterTag(tag, in);
+  return in;
+}
+
+void CallAdmission::NoteRefused(const char* call) {
+  constexpr std::chrono::milliseconds kPatience{10};  // NCCL waits for the answer
+  if (!ledger_.TryLockFor(kPatience)) return;
+  const LedgerLock lock(ledger_, std::adopt_lock);
+  if (ledger_.state().lifecycle == Lifecycle::kClosed) return;
+  refused_.Add(call, ledger_);
+}
+
+bool CallAdmission::TouchesPaused(Address address, Bytes bytes) {
+  if (!paused() && !HasTags()) return false;
+  const LedgerLock lock(ledger_);
+  const State& state = ledger_.state();
+  // During a cycle, mapped memory may be about to leave or may not have its contents yet.
+  const bool between_cycles = !paused() || state.lifecycle == Lifecycle::kPaused;
+  for (const auto& [at, mapping] : Touching(state.mappings, address, bytes)) {
+    if (!mapping.present) return true;
+    const auto* const allocation = FindIn(state.allocations, mapping.allocation);
+    if (between_cycles || allocation == nullptr || allocation->pool) continue;
+    if (WhyKept(*allocation) == KeepReason::kNone) return true;
+  }
+  return false;
+}
+
+}  // namespace amem

@@ -1,0 +1,52 @@
+// The tokens of a session: secrets of the allocations that it exported or imported, and the descriptors of tokens that hold
+// memory of a tag.
+//
+// Such a descriptor is an opening of the token's memfd with a lock that goes with its last copy, in whatever process. All
+// descriptors of an allocation count as one reference to it. That the last one was closed is noticed when something else of the
+// tags' memory is given up (Allocations::DropClosed).
+//
+// The ledger's lock guards it: each method takes the ledger, which its caller has locked.
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "journal/base/no_copies.h"
+#include "journal/base/unique_fd.h"
+#include "replay/ledger/ledger.h"
+#include "replay/peers/token.h"
+#include "statemachine/types.h"
+
+namespace amem {
+
+class Tokens : NoCopies {
+ public:
+  Tokens(SessionId session, std::int32_t pid) : session_(session), pid_(pid) {}
+  [[nodiscard]] SessionId session() const { return session_; }
+
+  // A token of this session's allocation. Its secret is made for the first one.
+  Result<Token> For(AllocationId allocation, Ledger& ledger) REQUIRES(ledger);
+  [[nodiscard]] const Secret* SecretOf(AllocationId allocation, Ledger& ledger) const REQUIRES(ledger);  // null: none
+  void SetSecret(AllocationId imported, const Secret& secret, Ledger& ledger) REQUIRES(ledger);
+  // Before the allocation is given up: its tokens open nothing any more.
+  void Forget(AllocationId allocation, Ledger& ledger) REQUIRES(ledger);
+
+  // A descriptor of the token, which holds the allocation. The first one records the reference of them all.
+  Result<UniqueFd> CountedDescriptor(AllocationId allocation, const Token& token, Ledger& ledger) REQUIRES(ledger);
+  [[nodiscard]] bool HasDescriptors(AllocationId allocation, Ledger& ledger) const REQUIRES(ledger);
+  // Nothing but descriptors may hold the allocation any more, if it has any; or any allocation that has some.
+  void LeaveToDescriptors(AllocationId allocation, Ledger& ledger) REQUIRES(ledger);
+  void LeaveAllToDescriptors(Ledger& ledger) REQUIRES(ledger);
+  // Allocations whose last holder was a descriptor that is closed now: their one reference is the caller's to release.
+  std::vector<AllocationId> TakeClosed(Ledger& ledger) REQUIRES(ledger);
+
+ private:
+  const SessionId session_;
+  const std::int32_t pid_;
+  std::map<AllocationId, Secret> secrets_;
+  std::map<AllocationId, UniqueFd> exported_;   // memfds of tokens, whose descriptors hold a reference
+  std::set<AllocationId> left_to_descriptors_;  // of these, what nothing else may hold any more
+};
+
+}  // namespace amem

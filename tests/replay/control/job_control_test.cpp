@@ -656,6 +656,22 @@ TEST_F(PlayedRanks, what_a_tool_sent_just_before_it_ended_counts) {
   }
 }
 
+TEST_F(PlayedRanks, an_order_that_a_rank_has_no_room_for_is_given_when_it_has) {
+  Make(1);
+  const ToolSockets tool(sockets());
+  auto link = RankLink::Connect(tool, places[0]);
+  ASSERT_TRUE(link.ok() && link->has_value()) << link.status().message();
+  RankLink& rank = **link;
+  std::uint64_t target = 0;
+  ranks[0]->With([&](Played&) {  // which takes none meanwhile
+    while (rank.has_room() && target < 100'000)
+      rank.Give({.request = 1, .ask = Ask::kPause, .stage = Stage::kCome, .target = ++target});
+  });
+  EXPECT_FALSE(rank.has_room());
+  Await({&rank, 1}, In(kLong), [&] { return rank.answered() || !rank->alive; });
+  EXPECT_EQ(OrderOf(0).target, target);
+}
+
 TEST_F(PlayedRanks, a_freeze_is_noted_by_the_session_that_is_named) {
   Make(2);
   auto job = Open();

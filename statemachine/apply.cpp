@@ -63,7 +63,7 @@ Status Fold::Running(PoolId pool) const {
   const bool open = s_.lifecycle != Lifecycle::kNew && s_.lifecycle != Lifecycle::kClosed;
   const Owner owner = OwnerOf(open ? pool : PoolId{});
   if (owner.scope == nullptr) return Bad(ToText(pool) + " does not exist");
-  return owner->lifecycle == Lifecycle::kRunning ? Status{} : Bad(Standing(owner));
+  return owner->lifecycle == Lifecycle::kRunning ? Status{} : Bad(LifecycleText(owner));
 }
 
 Status Fold::Add(AllocationId id, Allocation a) {

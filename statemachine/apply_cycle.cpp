@@ -9,7 +9,7 @@ Status Fold::operator()(const CycleBegun& e) {
   if (owner.scope == nullptr) return Bad(ToText(e.pool) + " does not exist");
   const bool half = owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming;
   const bool pause = e.kind == CycleKind::kPause;
-  if (owner->lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half) return Bad(Standing(owner));
+  if (owner->lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half) return Bad(LifecycleText(owner));
   owner->lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
   owner->cycles = std::max(owner->cycles, e.cycle);
   owner->cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
@@ -87,7 +87,7 @@ Status Fold::End(const Owner& owner, bool paused) {
   return {};
 }
 
-std::string Fold::Standing(const Owner& owner) const {
+std::string Fold::LifecycleText(const Owner& owner) const {
   const auto* const pool = FindIn(s_.pools, owner.pool);
   return (pool != nullptr ? "pool " + pool->tag : "the session") + " is " + std::string(ToText(owner->lifecycle));
 }
@@ -97,7 +97,7 @@ Result<Fold::Owner> Fold::InCycle(PoolId pool) const {
   if (owner.scope == nullptr) return Bad(ToText(pool) + " does not exist");
   if (owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming) return owner;
   if (!seq_) return owner;  // a snapshot repeats the last failure of a session that runs again
-  return Bad("no pause or resume is under way, " + Standing(owner));
+  return Bad("no pause or resume is under way, " + LifecycleText(owner));
 }
 
 bool Fold::Waits(PhaseKind phase, const Owner& owner) const {
@@ -287,7 +287,7 @@ void Fold::ForgetSaved(PoolId pool) {
     if (const Allocation* a = Find(m.allocation); a != nullptr && a->pool == pool) m.accessible = true;
   if (pool) return;
   for (auto& [id, m] : s_.multicasts) {
-    m.missing.clear();  // still there: of an object that other memory stands in for
+    m.missing.clear();  // still there: of an object that has a substitute
     m.fresh = false;
   }
 }

@@ -113,7 +113,7 @@ Status Fold::LoseRegions(Address address, const Mapping& mapping) {
 
 Status Fold::operator()(const RegionKept& e) {
   AMEM_TRY(InCycle({}).status());
-  if (s_.lifecycle != Lifecycle::kPausing) return Bad("no pause is under way, " + Standing(OwnerOf({})));
+  if (s_.lifecycle != Lifecycle::kPausing) return Bad("no pause is under way, " + LifecycleText(OwnerOf({})));
   auto* const region = FindIn(s_.regions, e.region);
   if (region == nullptr) return Bad(ToText(e.region) + " does not exist");
   if (e.why.empty()) return Bad("it gives no reason");

@@ -101,41 +101,42 @@ std::string Words(std::string_view, const Unlisted<T>&) {
   return {};
 }
 
-// What zero says as much of as any other number.
+// Fields of which zero means as much as any other value.
 template <class T>
-bool IsTold(const T& field) {
+bool IsAlwaysListed(const T& field) {
   if constexpr (std::is_same_v<T, bool>) return field;
   return std::is_same_v<T, DeviceOrdinal> || (std::is_enum_v<T> && !std::is_same_v<T, Code>);
 }
 
 struct FieldWords {
   std::vector<std::string> words;
-  std::vector<bool> told;  // whatever they say
-  [[gnu::noinline]] void Add(std::string of_field, bool is_told) {
+  std::vector<bool> always_listed;
+  [[gnu::noinline]] void Add(std::string of_field, bool always) {
     words.push_back(std::move(of_field));
-    told.push_back(is_told);
+    always_listed.push_back(always);
   }
 };
 template <Described T>
 [[gnu::noinline]] FieldWords AllWords(const T& value) {
   FieldWords all;
-  ForEachField(value, [&](std::string_view name, const auto& field) { all.Add(Words(name, field), IsTold(field)); });
+  ForEachField(value, [&](std::string_view name, const auto& field) { all.Add(Words(name, field), IsAlwaysListed(field)); });
   return all;
 }
-[[gnu::noinline]] std::string ToldWords(FieldWords of, const FieldWords& unset, bool first_too) {
-  std::vector<std::string> told;
+[[gnu::noinline]] std::string ListedWords(FieldWords of, const FieldWords& unset, bool first_too) {
+  std::vector<std::string> listed;
   for (std::size_t i = 0; i < of.words.size(); ++i) {
     std::string& words = of.words[i];
-    if (!words.empty() && ((i == 0 && first_too) || of.told[i] || words != unset.words[i])) told.push_back(std::move(words));
+    if (!words.empty() && ((i == 0 && first_too) || of.always_listed[i] || words != unset.words[i]))
+      listed.push_back(std::move(words));
   }
-  return Joined(told, ", ");
+  return Joined(listed, ", ");
 }
 
 // The fields that are not as they are when nobody sets them, and an event's first one: "address 0x7f00, 2 MiB, allocation 3".
 template <Described T>
 std::string FieldsText(const T& value, bool first_too) {
   static const auto& kUnset = *new FieldWords(AllWords(T{}));  // for threads that outlive exit(), too
-  return ToldWords(AllWords(value), kUnset, first_too);
+  return ListedWords(AllWords(value), kUnset, first_too);
 }
 
 // ---- events of which a list of fields does not read well

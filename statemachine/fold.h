@@ -150,7 +150,7 @@ class Fold {
     Scope* operator->() const { return scope; }
   };
   [[nodiscard]] Owner OwnerOf(PoolId pool) const { return {pool, pool ? FindIn(s_.pools, pool) : static_cast<Scope*>(&s_)}; }
-  [[nodiscard]] std::string Standing(const Owner& owner) const;  // "the session is running"
+  [[nodiscard]] std::string LifecycleText(const Owner& owner) const;  // "the session is running"
   [[nodiscard]] Result<Owner> InCycle(PoolId pool) const;
   // Whether this session has come to a cycle that has not begun, because others have not come yet.
   [[nodiscard]] bool Waits(PhaseKind phase, const Owner& owner) const;

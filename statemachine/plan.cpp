@@ -118,10 +118,10 @@ void PlanDrop(const State& state, PoolId pool, const Places& places, bool own, S
   }
 }
 
-// Where memory stands in for a lost owner's: on a device that the mappings give access to, if possible one that this process
-// allocates on, because clearing the memory on any other would open a context there. (The properties name a device by the
-// ordinal that it had in the owner's process.)
-DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& places) {
+// Where the substitute for a lost owner's memory is: on a device that the mappings give access to, if possible one that this
+// process allocates on, because clearing the memory on any other would open a context there. (The properties name a device by
+// the ordinal that it had in the owner's process.)
+DeviceOrdinal SubstituteDevice(const State& state, AllocationId id, const Places& places) {
   std::vector<DeviceOrdinal> used, reached;
   for (const auto& [other, a] : state.allocations)
     if (a.own() && a.on_device()) used.emplace_back(a.properties.location.id);
@@ -137,8 +137,8 @@ DeviceOrdinal StandInDevice(const State& state, AllocationId id, const Places& p
 void PlanReturn(const State& state, PoolId pool, const Places& places, bool own, StepKind acquire, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool || a.own() != own) continue;
-    const bool lost = state.StandsIn(id, a);
-    if (!a.resident && lost) steps.push_back({StepKind::kCreate, id, {}, a.bytes, StandInDevice(state, id, places)});
+    const bool lost = state.IsSubstitute(id, a);
+    if (!a.resident && lost) steps.push_back({StepKind::kCreate, id, {}, a.bytes, SubstituteDevice(state, id, places)});
     if (!a.resident && !lost) steps.push_back(On(acquire, id, a));
     if (!a.rebuilt()) MapAll(id, a, places, steps);
     places.OnRegions(StepKind::kRegister, id, a, false, steps);
@@ -165,13 +165,13 @@ std::vector<Step> Quiesce(const State& state, PoolId pool) {
 
 std::vector<Step> CheckMemory(const State& state, PoolId pool, const Places& places) {
   std::map<std::int32_t, Bytes> needed;
-  std::set<std::pair<std::int32_t, Bytes>> stand_ins;  // pieces of one size on one device are the same memory
+  std::set<std::pair<std::int32_t, Bytes>> substitutes;  // pieces of one size on one device are the same memory
   for (const auto& [id, a] : state.allocations) {
     if (a.pool != pool || a.resident || !a.on_device()) continue;
     if (a.own()) needed[a.properties.location.id] += a.bytes;
-    if (state.Orphaned(a)) stand_ins.emplace(StandInDevice(state, id, places).value, StandInPiece(a.bytes));
+    if (state.Orphaned(a)) substitutes.emplace(SubstituteDevice(state, id, places).value, SubstitutePiece(a.bytes));
   }
-  for (const auto& [device, bytes] : stand_ins) needed[device] += bytes;
+  for (const auto& [device, bytes] : substitutes) needed[device] += bytes;
   std::vector<Step> steps;
   for (const auto& [device, bytes] : needed) steps.push_back({StepKind::kCheckMemory, {}, {}, bytes, DeviceOrdinal{device}});
   return steps;
@@ -347,7 +347,7 @@ PlannedPhase PlanImport(const State& state, PoolId pool, const Places& places, c
   std::vector<Step> returns, imports, late, restores;
   PlanReturn(state, pool, places, false, StepKind::kImport, returns);
   for (const Step& step : returns) {
-    // What stands in for lost memory comes first: clearing it waits for all copies of its device.
+    // Substitutes for lost memory come first: clearing one waits for all copies of its device.
     const auto* const a = FindIn(state.allocations, step.allocation);
     (a != nullptr && state.Orphaned(*a) ? phase.steps : imports).push_back(step);
   }
@@ -380,7 +380,7 @@ Plan PlanReturnOfAll(const State& state, PoolId pool, std::vector<Step> create) 
 
 }  // namespace
 
-Bytes StandInPiece(Bytes whole) {
+Bytes SubstitutePiece(Bytes whole) {
   constexpr Bytes kMost = Bytes{32} << 20;
   return std::min(whole & (~whole + 1), kMost);
 }

@@ -59,8 +59,8 @@ inline constexpr Bytes kRestoreAtOnce = Bytes{256} << 20;
 Plan PlanPause(const State&, PoolId pool = {});
 Plan PlanResume(const State&, PoolId pool = {});
 
-// Memory that stands in for a lost owner's is one piece of this size, mapped over and over: a divisor of the whole, so that a
+// The substitute for a lost owner's memory is one piece of this size, mapped over and over: a divisor of the whole, so that a
 // slab of a gigabyte costs some megabytes.
-Bytes StandInPiece(Bytes whole);
+Bytes SubstitutePiece(Bytes whole);
 
 }  // namespace amem

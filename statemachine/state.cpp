@@ -52,7 +52,7 @@ bool State::Orphaned(const Allocation& a) const {
   return owner != nullptr && !owner->connected;
 }
 
-bool State::StandsIn(AllocationId id, const Allocation& a) const {
+bool State::IsSubstitute(AllocationId id, const Allocation& a) const {
   if (!a.own() || !a.rebuilt()) return Orphaned(a);
   const auto* const multicast = FindIn(multicasts, id);
   return multicast != nullptr && multicast->incomplete;

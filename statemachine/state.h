@@ -249,7 +249,7 @@ struct State : Scope {  // NCCL's
   std::map<CommunicatorId, Communicator> communicators;
   std::uint64_t next_allocation = 1;  // the id that the next create or import must use
   std::map<PoolId, Pool> pools;
-  std::optional<FreezeStep> freeze;  // how the last one stands
+  std::optional<FreezeStep> freeze;  // the last step of the last one
   Totals totals;
   friend bool operator==(const State&, const State&);
 
@@ -258,7 +258,7 @@ struct State : Scope {  // NCCL's
   [[nodiscard]] bool Orphaned(const Allocation&) const;
   // Whether ordinary memory, all zero, takes the place of allocation `id` when a resume makes it again: it is an orphan, or an
   // own multicast object that can never be complete again.
-  [[nodiscard]] bool StandsIn(AllocationId id, const Allocation&) const;
+  [[nodiscard]] bool IsSubstitute(AllocationId id, const Allocation&) const;
   // The mapping, range or cuMemAlloc memory that contains an address, end() if none.
   [[nodiscard]] auto MappingAt(Address address) const { return Containing(mappings, address); }
   [[nodiscard]] auto RangeAt(Address address) const { return Containing(ranges, address); }

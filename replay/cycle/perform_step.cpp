@@ -27,7 +27,7 @@ Result<StepTarget> StepPerformer::TargetOf(const Step& step) const {
     target.flags = it->flags;
     if (step.kind != StepKind::kCreate)
       target.stands_in = side_.SubstituteOf(step.allocation);
-    else if (state.StandsIn(step.allocation, *it))
+    else if (state.IsSubstitute(step.allocation, *it))
       target.stands_in = step.device;
     if (it->rebuilt()) target.multicast = MulticastOf(step);
   }
@@ -120,7 +120,7 @@ Status CheckFreeMemory(Driver& driver, DeviceOrdinal device, Bytes needed, std::
 Result<DriverHandle> StepPerformer::Create(const Step& step, const StepTarget& target) {
   const bool own_object = target.multicast && target.multicast->devices > 0;
   if (target.stands_in && own_object)  // importers get the piece too, and an imported one could not be exported
-    return driver_.Create(StandInPiece(step.bytes), PropertiesOn(step.device), 0);
+    return driver_.Create(SubstitutePiece(step.bytes), PropertiesOn(step.device), 0);
   if (target.stands_in) return CreateSubstitute(step);
   if (!target.multicast) return driver_.Create(target.bytes, target.properties, target.flags);
   return driver_.CreateMulticast({target.bytes, target.multicast->devices, target.properties.handle_types, target.flags});
@@ -136,7 +136,7 @@ Status StepPerformer::Bind(const Step& step, const StepTarget& target) {
 
 // Nobody can expect contents of memory that stands in for a lost owner's, so a small piece is mapped repeatedly.
 Result<DriverHandle> StepPerformer::CreateSubstitute(const Step& step) {
-  const Bytes bytes = StandInPiece(step.bytes);
+  const Bytes bytes = SubstitutePiece(step.bytes);
   UniqueFd& shared = pieces_[{step.device, bytes}];
   if (shared) return driver_.Import(shared);
   auto handle = driver_.Create(bytes, PropertiesOn(step.device), 0);
@@ -154,7 +154,7 @@ Status StepPerformer::Map(const StepTarget& target) {
 }
 
 Status MapRepeatedly(Driver& driver, Address address, Bytes whole, DriverHandle piece, std::uint64_t flags) {
-  const Bytes once = StandInPiece(whole);
+  const Bytes once = SubstitutePiece(whole);
   for (Bytes done = 0; done < whole; done += once) {
     Status mapped = driver.Map(address + done, once, 0, piece, flags);
     if (mapped.ok()) continue;
@@ -174,7 +174,7 @@ Status StepPerformer::SetAccess(const StepTarget& target) {
   }
   if (!device) return {};
   // A kernel would take flags that the last user left there for its own.
-  AMEM_TRY(driver_.Clear(*device, target.address, StandInPiece(target.bytes)));
+  AMEM_TRY(driver_.Clear(*device, target.address, SubstitutePiece(target.bytes)));
   Status cleared = driver_.FinishCopies(*device, side_.until());
   // Nothing may be queued for an address that the undo will unmap.
   if (!cleared.ok()) static_cast<void>(driver_.FinishCopies(*device, side_.until()));

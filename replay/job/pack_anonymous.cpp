@@ -20,15 +20,15 @@ void ReplaceAll(std::string& text, const std::string& from, const std::string& t
   }
 }
 
-// Whether a name within a sentence can be told from ordinary letters and numbers.
-bool StandsOut(const std::string& name) {
+// Whether a name within a sentence differs from ordinary letters and numbers.
+bool IsDistinctive(const std::string& name) {
   return name.size() > 1 && !std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
 std::string FileName(const std::string& path) { return std::filesystem::path(path).filename(); }
 
-// How large a job is, and which part of it this is, names nobody; an id or a name of a job might.
-bool TellsOnlyHowMany(std::string_view variable) {
+// The size of a job, and the number of a part of it, identify nobody; an id or a name of a job might.
+bool IsQuantity(std::string_view variable) {
   return variable.ends_with("SIZE") || variable.ends_with("RANK") || variable.ends_with("COUNT");
 }
 
@@ -92,7 +92,7 @@ struct Anonymizer::Names {
   }
   void operator()(LauncherSetting& setting) const {
     const std::string variable = setting.substr(0, setting.find('='));
-    if (variable.size() == setting.size() || TellsOnlyHowMany(variable)) return;
+    if (variable.size() == setting.size() || IsQuantity(variable)) return;
     setting = variable + '=' + of.WordFor(kJob, setting.substr(variable.size() + 1));
   }
   void operator()(FilePath& path) const { path = FileName(path); }
@@ -115,7 +115,7 @@ const std::string& Anonymizer::WordFor(Kind kind, const std::string& name) {
 std::string Anonymizer::CleanText(std::string text) const {
   for (const auto& words : words_)
     for (const auto& [name, word] : words)
-      if (StandsOut(name)) ReplaceAll(text, name, word);  // a program before the words of its name
+      if (IsDistinctive(name)) ReplaceAll(text, name, word);  // a program before the words of its name
   for (std::size_t at = text.find('/'); at != std::string::npos; at = text.find('/', at)) {
     const bool begins = at == 0 || EndsPath(text[at - 1]) || text[at - 1] == '(' || text[at - 1] == '=';
     std::size_t end = at + 1;

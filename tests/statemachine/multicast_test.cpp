@@ -132,7 +132,7 @@ TEST_F(MulticastPlans, an_object_that_lost_an_importer_is_replaced_by_ordinary_m
   f.Ok(ReferenceAdded{object, kOther, AllocationId{3}});
   f.Ok(PeerLost{kPeer, "died"});
   EXPECT_TRUE(f.state.multicasts.at(object).incomplete);
-  EXPECT_TRUE(f.state.StandsIn(object, f.state.allocations.at(object)));
+  EXPECT_TRUE(f.state.IsSubstitute(object, f.state.allocations.at(object)));
   EXPECT_TRUE(ToSnapshotEvents(f.state).ok()) << ToSnapshotEvents(f.state).status().message();
   Pause();
   EXPECT_EQ(Kinds(StepsOn(PlanResume(f.state), PhaseKind::kResumeCreateOwn, object)), (std::vector{K::kCreate}))

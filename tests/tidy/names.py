@@ -6,7 +6,8 @@ import classes
 import functions
 
 _DAILY = re.compile(r"(?:Look(?:s|ed|ing)?(?!Ups?(?![a-z]))|Keep(?:s|ing)?|Kept|Rests?|Stands?|Standing|Tell(?:s|ing)?|Told|Hear(?:s|d|ing)?|Settle[sd]?|Leads?|Leader|LetIn)(?![a-z])")
-# Of each room, from when the rule came. A room that is not here has none.
+# Of each room, from when the rule came. A room that is not here has none. Of statemachine: Kept, a term, and MemberHeard, a kind of event that
+# journals name.
 CEILINGS = {"journal": 2, "ncclpatch/hook": 5, "ncclpatch/intercept": 3, "ncclpatch/nccl": 6, "ncclpatch/runtime": 9,
             "replay/control": 12, "replay/cycle": 19, "replay/driver": 5, "replay/driver/cuda": 5,
             "replay/driver/simulator": 4, "replay/freeze": 2, "replay/job": 2, "replay/peers": 8, "replay/peers/unix": 20,

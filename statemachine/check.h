@@ -16,7 +16,7 @@
 namespace amem::check {
 
 template <class T>
-std::string Show(const T& value) {
+std::string Show(const T& value) {  // called as check::Show: other rooms have a Show of their own
   if constexpr (std::is_same_v<T, bool>) {
     return value ? "true" : "false";
   } else if constexpr (std::is_null_pointer_v<T>) {
@@ -47,14 +47,14 @@ struct Outcome {
 template <class Left>
 struct LeftOperand {
   const Left& left;
-  Outcome Is(bool ok) const { return ok ? Outcome{} : Outcome{false, Show(left)}; }
+  Outcome Is(bool ok) const { return ok ? Outcome{} : Outcome{false, check::Show(left)}; }
   template <class Right>
   Outcome Is(bool ok, const char* sign, const Right& right) const {
     return ok ? Outcome{} : Broken(sign, right);
   }
   template <class Right>
   [[gnu::cold, gnu::noinline]] Outcome Broken(const char* sign, const Right& right) const {
-    return {false, Show(left) + sign + Show(right)};
+    return {false, check::Show(left) + sign + check::Show(right)};
   }
   operator Outcome() const { return Is(static_cast<bool>(left)); }  // NOLINT(google-explicit-constructor)
   friend Outcome operator==(const LeftOperand& l, const auto& r) { return l.Is(l.left == r, " == ", r); }
@@ -79,7 +79,7 @@ struct Start {
 template <class... Values>
 std::string ShowAll(const Values&... values) {
   std::string all;
-  ((all += (all.empty() ? "" : ", ") + Show(values)), ...);
+  ((all += (all.empty() ? "" : ", ") + check::Show(values)), ...);
   return all;
 }
 

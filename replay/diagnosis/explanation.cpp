@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "statemachine/check.h"
+
 namespace amem {
 
 std::string Capitalized(std::string text) {
@@ -170,6 +172,61 @@ std::string Explanation::ProgressText(const SessionStory& journal, const Progres
   text += fmt::format("{} \"{}\"", p.open_step ? "it had begun, and not finished," : "the next was", ToText(*step));
   if (step->allocation) text += ", about " + AllocationText(journal, step->allocation);
   return text + ".";
+}
+
+namespace {
+
+// Whether the explainer of that kind is about a pause or resume.
+bool IsOfAttempt(const CandidateCause& cause) {
+  switch (cause.kind) {
+    case VerdictKind::kStepFailed:
+    case VerdictKind::kOutOfMemory:
+    case VerdictKind::kNeverArrived:
+    case VerdictKind::kStalled:
+    case VerdictKind::kRefused:
+    case VerdictKind::kHalfDone:
+      return true;
+    case VerdictKind::kBroken:
+      return cause.witness.alone;
+    default:
+      return false;
+  }
+}
+
+// Whether the explainer of that kind goes by the session's own journal.
+bool IsOfOwnJournal(const CandidateCause& cause) {
+  if (cause.witness.alone) return false;
+  switch (cause.kind) {
+    case VerdictKind::kNeverArrived:
+    case VerdictKind::kRefused:
+    case VerdictKind::kNotUnderAmem:
+      return false;
+    case VerdictKind::kStalled:  // of NCCL's memory others wait for it; a pool's concerns it alone
+      return !cause.attempt->tag.empty();
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+Status CheckCause(const Explanation& e) {
+  const CandidateCause& cause = e.cause;
+  const bool waited_for = cause.kind == VerdictKind::kNeverArrived || cause.kind == VerdictKind::kRefused;
+  AMEM_CHECK(cause.kind != VerdictKind::kHealthy);
+  AMEM_CHECK(cause.kind != VerdictKind::kUnreadable);
+  if (cause.witness.alone || waited_for) AMEM_CHECK(cause.witness.journal != nullptr, cause.kind, cause.session);
+  if (IsOfAttempt(cause)) AMEM_CHECK(cause.attempt != nullptr, cause.kind, cause.session);
+  if (!IsOfOwnJournal(cause)) return {};
+  AMEM_CHECK(e.story != nullptr, cause.kind, cause.session);
+  if (cause.kind == VerdictKind::kLeft) AMEM_CHECK(e.story->closed.has_value(), cause.session);
+  if (cause.kind == VerdictKind::kLaunchRefused) AMEM_CHECK(e.story->refused.has_value(), cause.session);
+  const bool failed = cause.kind == VerdictKind::kStepFailed || cause.kind == VerdictKind::kOutOfMemory;
+  if (!cause.attempt || !cause.attempt->tag.empty() || !(failed || cause.kind == VerdictKind::kReferences)) return {};
+  const Attempt& attempt = *cause.attempt;
+  const bool says_how = attempt.failed_step || attempt.failed_vote || attempt.decided;
+  AMEM_CHECK(says_how, cause.kind, cause.session, attempt.cycle);
+  return {};
 }
 
 }  // namespace amem

@@ -42,6 +42,9 @@ struct Explanation {
   [[nodiscard]] std::string ProgressText(const SessionStory& journal, const Progress& progress) const;
 };
 
+// That the cause has what the explainer of its kind takes for granted. No journal makes it fail, a wrong search does.
+Status CheckCause(const Explanation&);
+
 // One for each kind of verdict.
 void ExplainFailedStep(Explanation&);  // kStepFailed and kOutOfMemory: a failed step, or a vote of no without one
 void ExplainDied(Explanation&);

@@ -112,6 +112,13 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
     if (const std::int32_t rank = roster.names().RankOf(session); rank >= 0) verdict.ranks.push_back(rank);
   if (cause.kind == VerdictKind::kNotUnderAmem) verdict.ranks = DetailOf<CandidateCause::RanksWithoutSession>(cause).ranks;
   std::ranges::sort(verdict.ranks);
+  if (const Status sound = CheckCause(explanation); !sound) {
+    verdict.headline =
+        fmt::format("The diagnosis contradicts itself: {} of {} cannot be explained", ToText(cause.kind), verdict.process);
+    explanation.Say(Sentence("a check of AMem's own failed: " + sound.message()));
+    explanation.Recommend(Remedy::Action::kReportJournals);
+    return;
+  }
   if (cause.witness.alone) {
     ExplainReported(explanation);
   } else {

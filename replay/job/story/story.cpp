@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "replay/job/names.h"
+#include "statemachine/check.h"
 
 namespace amem {
 namespace {
@@ -317,7 +318,16 @@ void StoryBuilder::Begin(const State& before) {
   lifecycle_ = before.lifecycle;
 }
 
-Status StoryBuilder::After(const Event&, const State& after) {
+// The attempt that an event is about is the last one of its pool, or of NCCL. An event that ends it leaves none open.
+Status StoryBuilder::After(const Event& event, const State& after) {
+  if (touched_ != nullptr) {
+    const std::vector<Attempt>* const attempts = pool_ ? FindIn(story_.pools, pool_) : &story_.attempts;
+    AMEM_CHECK(attempts != nullptr, pool_);
+    AMEM_CHECK(!attempts->empty(), pool_);
+    AMEM_CHECK(touched_ == &attempts->back(), pool_);
+    const bool ends = std::holds_alternative<CycleDone>(event.body) || std::holds_alternative<CycleFailed>(event.body);
+    AMEM_CHECK(ends != touched_->open(), pool_, touched_->cycle);
+  }
   if (std::exchange(lifecycle_, after.lifecycle) != after.lifecycle) story_.since = now_;
   return {};
 }

@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "journal/journal.h"
+#include "replay/diagnosis/explanation.h"
 #include "replay/diagnosis/verdict.h"
 #include "replay/job/output_file.h"
 #include "tests/replay/diagnosis/scripted_cycles.h"
@@ -41,6 +42,23 @@ TEST(VerdictKind, words_are_stable) {
                                                                   {VerdictKind::kNotUnderAmem, "not-under-amem"}};
   ASSERT_EQ(words.size(), kVerdictKinds);
   for (const auto& [kind, word] : words) EXPECT_EQ(ToText(kind), word);
+}
+
+// As a wrong search would make them: one has no attempt, the other no closed journal.
+TEST(VerdictKind, a_cause_without_what_its_explainer_needs_is_said_to_be_a_bug) {
+  CycleJob job;
+  job.Pause();
+  const std::vector<SessionStory> journals = {test::History(job.owner, kLive), test::History(job.importer, kLive)};
+  const Roster roster(journals);
+  for (const auto& [kind, missing] :
+       {std::pair(VerdictKind::kStalled, "attempt != nullptr"), std::pair(VerdictKind::kLeft, "closed.has_value()")}) {
+    Verdict verdict;
+    Explain(roster, {.kind = kind, .session = job.owner.id()}, verdict);
+    EXPECT_EQ(verdict.kind, kind);
+    EXPECT_HAS(verdict.headline, "The diagnosis contradicts itself");
+    EXPECT_HAS(verdict.summary, missing);
+    EXPECT_EQ(verdict.remedy.action, Action::kReportJournals);
+  }
 }
 
 TEST(VerdictKind, healthy_after_a_pause_and_a_resume) {

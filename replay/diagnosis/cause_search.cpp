@@ -59,8 +59,8 @@ CauseSearch::CauseSearch(const Roster& job, const JobFindings& found) : roster(j
 
 std::vector<CandidateCause> CauseSearch::Run() {
   for (const SessionStory& j : roster.journals()) {
-    for (SearchOfOne* const search : {FailedStep, FailedVote, FailedArrival, LongArrival, Awaited, Waiting, StalledPools,
-                                      Broken, Death, Leaving, RefusedLaunch, Undone, FailedPools})
+    for (SearchOfOne* const search : {FailedStep, FailedVote, VoteOfAnother, FailedArrival, LongArrival, Awaited, Waiting,
+                                      StalledPools, Broken, Death, Leaving, RefusedLaunch, Undone, FailedPools})
       search(*this, j);
   }
   Ballots(*this);

@@ -138,7 +138,7 @@ struct CauseSearch {
 using SearchOfOne = void(CauseSearch& s, const SessionStory& j);
 SearchOfOne FailedStep, FailedVote, Broken, Undone, FailedPools, RefusedLaunch;  // search_failures.cpp
 SearchOfOne Awaited, StalledPools;                                               // search_waits.cpp
-SearchOfOne FailedArrival, LongArrival, Waiting;                                 // search_without_board.cpp
+SearchOfOne VoteOfAnother, FailedArrival, LongArrival, Waiting;                  // search_without_board.cpp
 SearchOfOne Death, Leaving;                                                      // search_ends.cpp
 // And in all of them together.
 void Ballots(CauseSearch& s);  // search_ballots.cpp

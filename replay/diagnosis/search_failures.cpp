@@ -8,17 +8,6 @@ namespace {
 
 using Weight = CandidateCause::Weight;
 
-// How long the session had waited for the others when it was told that the vote had failed.
-std::uint64_t WaitedForVotes(const Attempt& attempt) {
-  const Moment& decided = attempt.decided->at;
-  std::uint64_t since = attempt.begun.time_ns;
-  for (const Attempt::PhaseTaken& phase : attempt.phases) {
-    for (const Moment& moment : {phase.begun, phase.voted})
-      if (moment.time_ns < decided.time_ns) since = std::max(since, moment.time_ns);
-  }
-  return decided.time_ns - std::min(decided.time_ns, since);
-}
-
 // Its own vote was no, and no step of its own failed.
 void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& decision) {
   const Attempt& attempt = j.Last();
@@ -43,33 +32,6 @@ void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& dec
   candidate.record.driver_result = decision.driver_result;
   candidate.record.message = vote.message;
   if (owner_denies) candidate.detail = CandidateCause::UnknownReference{unknown->second};
-}
-
-void VoteOfAnother(CauseSearch& s, const SessionStory& j, const Attempt::Decision& decision) {
-  const SessionStory* culprit = s.roster.Find(decision.culprit);
-  if (j.Last().on_board || (culprit != nullptr && RecordsOwnFailure(*culprit))) return;  // see Ballots
-  const bool ended_before =
-      s.EndOf(decision.culprit) != nullptr && s.EndOf(decision.culprit)->wall_ns <= s.Wall(j, decision.at) + kPatience_ns;
-  const bool unrecorded = decision.code == Code::kOk;
-  if ((decision.code == Code::kPeerLost || unrecorded) && ended_before) return;  // see Death, Leaving and EndsOfAbsent
-  if (unrecorded && culprit != nullptr && culprit->Last().open() && IsDead(*culprit)) return;
-  // Lost by the one that counts the votes, and not connected with this session.
-  const bool died = decision.code == Code::kPeerLost && culprit == nullptr && s.EndOf(decision.culprit) == nullptr;
-  const bool silent = !died && (BlamesAnother(decision.code) ||
-                                (unrecorded && (culprit != nullptr || WaitedForVotes(j.Last()) >= kPatience_ns)));
-  CandidateCause& candidate = s.AddWitnessed(silent ? Weight::kAbsence : Weight::kCause,
-                                             died     ? VerdictKind::kDied
-                                             : silent ? VerdictKind::kStalled
-                                                      : KindOfCode(decision.code),
-                                             decision.culprit, j, decision.at);
-  if (culprit != nullptr && !culprit->attempts.empty()) candidate.attempt = &culprit->attempts.back();
-  candidate.wait.established_ns = candidate.wall_ns;
-  candidate.wait.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.Last()) : 0;
-  candidate.live = culprit != nullptr && IsLive(*culprit);
-  candidate.witness.alone = !silent;
-  candidate.record.message = decision.message;
-  candidate.record.code = decision.code;
-  candidate.record.driver_result = decision.driver_result;
 }
 
 // Its owner's driver failed when it was to hand out what the step imports.
@@ -126,13 +88,13 @@ void FailedStep(CauseSearch& s, const SessionStory& j) {
   candidate.live = owner != nullptr && IsLive(*owner);
 }
 
-// A vote that failed: by this session's own vote, or because of another member.
+// A vote that failed by this session's own vote.
 void FailedVote(CauseSearch& s, const SessionStory& j) {
   if (LastAttemptDone(j)) return;
   const auto &decided = j.Last().decided, &vote = j.Last().failed_vote;
   if (decided && decided->culprit) {
-    decided->culprit == j.session() ? OwnVote(s, j, *decided) : VoteOfAnother(s, j, *decided);
-  } else if (vote && !j.Last().failed_step) {  // it was told nothing of the outcome
+    if (decided->culprit == j.session()) OwnVote(s, j, *decided);  // of another: see Ballots, and VoteOfAnother
+  } else if (vote && !j.Last().failed_step) {                      // it was told nothing of the outcome
     CandidateCause& candidate =
         s.Add(BlamesAnother(vote->code) ? Weight::kConsequence : Weight::kCause, KindOfCode(vote->code), j, vote->at);
     candidate.record.code = vote->code;

@@ -234,7 +234,49 @@ void Absent(CauseSearch& s, const Wait& own, const Moment& shown) {
   if (stalled != nullptr) candidate.attempt = &stalled->Last();
 }
 
+// How long the session had waited for the others when it was told that the vote had failed.
+std::uint64_t WaitedForVotes(const Attempt& attempt) {
+  const Moment& decided = attempt.decided->at;
+  std::uint64_t since = attempt.begun.time_ns;
+  for (const Attempt::PhaseTaken& phase : attempt.phases) {
+    for (const Moment& moment : {phase.begun, phase.voted})
+      if (moment.time_ns < decided.time_ns) since = std::max(since, moment.time_ns);
+  }
+  return decided.time_ns - std::min(decided.time_ns, since);
+}
+
 }  // namespace
+
+// A vote that failed because of another member, as a leader counted it.
+void VoteOfAnother(CauseSearch& s, const SessionStory& j) {
+  const bool of_another = j.Last().decided && j.Last().decided->culprit && j.Last().decided->culprit != j.session();
+  if (LastAttemptDone(j) || j.Last().on_board || !of_another) return;
+  const Attempt::Decision& decision = *j.Last().decided;
+  const SessionStory* culprit = s.roster.Find(decision.culprit);
+  if (culprit != nullptr && RecordsOwnFailure(*culprit)) return;
+  const bool ended_before =
+      s.EndOf(decision.culprit) != nullptr && s.EndOf(decision.culprit)->wall_ns <= s.Wall(j, decision.at) + kPatience_ns;
+  const bool unrecorded = decision.code == Code::kOk;
+  if ((decision.code == Code::kPeerLost || unrecorded) && ended_before) return;  // see Death, Leaving and EndsOfAbsent
+  if (unrecorded && culprit != nullptr && culprit->Last().open() && IsDead(*culprit)) return;
+  // Lost by the one that counts the votes, and not connected with this session.
+  const bool died = decision.code == Code::kPeerLost && culprit == nullptr && s.EndOf(decision.culprit) == nullptr;
+  const bool silent = !died && (BlamesAnother(decision.code) ||
+                                (unrecorded && (culprit != nullptr || WaitedForVotes(j.Last()) >= kPatience_ns)));
+  CandidateCause& candidate = s.AddWitnessed(silent ? Weight::kAbsence : Weight::kCause,
+                                             died     ? VerdictKind::kDied
+                                             : silent ? VerdictKind::kStalled
+                                                      : KindOfCode(decision.code),
+                                             decision.culprit, j, decision.at);
+  if (culprit != nullptr && !culprit->attempts.empty()) candidate.attempt = &culprit->attempts.back();
+  candidate.wait.established_ns = candidate.wall_ns;
+  candidate.wait.waited_ns = silent && culprit == nullptr ? WaitedForVotes(j.Last()) : 0;
+  candidate.live = culprit != nullptr && IsLive(*culprit);
+  candidate.witness.alone = !silent;
+  candidate.record.message = decision.message;
+  candidate.record.code = decision.code;
+  candidate.record.driver_result = decision.driver_result;
+}
 
 void FailedArrival(CauseSearch& s, const SessionStory& j) {
   if (LastAttemptDone(j) || j.Last().begun || j.Last().end != Attempt::End::kFailed || FailedOnBoard(j.Last())) return;

@@ -26,7 +26,7 @@ bool IsSlab(const AllocationRecord& r) { return r.kind == AllocationKind::kSlab 
 // When not all allocations can stay, the order is: those that failed, those alive at the end, the large, the new.
 auto Worth(const AllocationRecord& r) { return std::tuple(!r.note.empty(), !r.ended, r.bytes, r.created); }
 // Leaves so many of them, in any order. Returns the bytes of the others.
-Bytes KeepTheBest(std::vector<AllocationRecord>& records, std::size_t limit) {
+Bytes LeaveTheBest(std::vector<AllocationRecord>& records, std::size_t limit) {
   if (records.size() <= limit) return 0;
   const auto cut = records.begin() + static_cast<std::ptrdiff_t>(limit);
   std::ranges::nth_element(records, cut, std::greater{}, Worth);
@@ -78,14 +78,14 @@ struct AllocationCollector::Taker {
   template <class Body>
   void operator()(const Body& e) const {
     if constexpr (kIsOneOf<Body, AllocationCreated, MulticastCreated>) Created(e.allocation);
-    if constexpr (kIsOneOf<Body, CommunicatorBegun, CommunicatorReady, CommunicatorSuspended>) Keep(e.communicator);
+    if constexpr (kIsOneOf<Body, CommunicatorBegun, CommunicatorReady, CommunicatorSuspended>) Remember(e.communicator);
   }
   void operator()(const Imported& e) const {
     Created(e.allocation);
     HoldMore(c.out_.imports[e.remote.owner], e.bytes);
   }
   // One that has ended is forgotten by the state with its last memory, and remembered here.
-  void Keep(CommunicatorId id) const {
+  void Remember(CommunicatorId id) const {
     if (const Communicator* known = FindIn(after.communicators, id)) c.out_.communicators[id] = *known;
   }
   void operator()(const CommunicatorEnded& e) const {
@@ -217,12 +217,12 @@ void AllocationCollector::End(Live::iterator it, const Event& event) {
   live_.erase(it);
   if (ended_.size() >= 2 * limit_) Thin(limit_);
 }
-void AllocationCollector::Thin(std::size_t limit) { out_.allocations_left_out_bytes += KeepTheBest(ended_, limit); }
+void AllocationCollector::Thin(std::size_t limit) { out_.allocations_left_out_bytes += LeaveTheBest(ended_, limit); }
 
 void Halve(JobTimeline& job) {
   for (SessionTimeline& s : job.sessions) {
     RowBuilder::Thin(s.rows, std::max<std::size_t>(s.rows.size() / 2, 100));
-    s.allocations_left_out_bytes += KeepTheBest(s.allocations, s.allocations.size() / 2);
+    s.allocations_left_out_bytes += LeaveTheBest(s.allocations, s.allocations.size() / 2);
     std::ranges::sort(s.allocations, {}, Age);
   }
 }

@@ -133,67 +133,122 @@ std::uint64_t ArrowId(SessionId owner, AllocationId allocation, SessionId by, Al
   return number.value();
 }
 
-// One session's events, as slices.
-class SessionTrace final : public FoldObserver {
- public:
-  // `origin_ns`: the time of this journal that is 0 in the trace.
-  SessionTrace(TraceWriter& out, std::uint64_t process, const SessionOpened& who, std::int64_t origin_ns, const Extent& window,
-               std::uint64_t sample_every_ns)
-      : out_(out), process_(process), who_(who), origin_ns_(origin_ns), window_(window), sample_every_ns_(sample_every_ns) {}
+// A time of a journal in the trace; what comes before the trace's beginning is drawn there.
+std::uint64_t TimeOf(std::uint64_t time_ns, std::int64_t origin_ns) {
+  return static_cast<std::uint64_t>(
+      std::max<std::int64_t>(WrappedDifference(static_cast<std::int64_t>(time_ns), origin_ns), 0));
+}
 
-  void Begin(const State& before) override {
-    state_ = &before;
-    builder_.Begin(before);
+std::uint32_t RowOf(PoolId pool) { return kTagRows + pool.value; }
+
+// Where the tracks of one session are drawn, and up to which event it has been read.
+struct Sheet {
+  enum class Window : std::uint8_t { kAhead, kInside, kBehind };
+
+  TraceWriter& out;
+  const std::uint64_t process;
+  const std::int64_t origin_ns;  // the time of this journal that is 0 in the trace
+  const Extent extent;
+  std::uint64_t now = 0;  // of the last event
+  Window window = Window::kAhead;
+
+  [[nodiscard]] std::uint64_t Time(std::uint64_t time_ns) const { return TimeOf(time_ns, origin_ns); }
+  [[nodiscard]] bool Drawing() const { return window != Window::kBehind && now >= extent.from; }
+};
+
+// The counters of memory: a sample every so often, where a cycle ends, and before a silence.
+class MemoryTrack {
+ public:
+  MemoryTrack(const Sheet& sheet, std::uint64_t every_ns) : sheet_(sheet), every_ns_(every_ns) {}
+
+  void SampleSoon() { due_ = true; }
+  void After(const State& state) {
+    unsampled_ = sheet_.Drawing();
+    if (unsampled_ && (std::exchange(due_, false) || sheet_.now >= next_)) Sample(state);
   }
-  void Before(const Event& event, const State& before) override {
-    next_ = TimeOf(event.time_ns, origin_ns_);
-    if (left_) return;
-    if (next_ >= window_.from) {
-      if (!entered_) Enter();
-      if (next_ > window_.to) return Leave();
-      // A counter is drawn before a silence, too: the last change was not at the silence's end.
-      if (next_ >= next_sample_ && unsampled_) Sample();
+  // A counter is drawn before a silence, too: the last change was not at the silence's end.
+  void Before(std::uint64_t next_event, const State& state) {
+    if (next_event >= next_ && unsampled_) Sample(state);
+  }
+  void Sample(const State& state, bool last = false) {
+    if (!sheet_.Drawing()) return;
+    TracedMemory memory(Measure(state));
+    for (const auto& [pool, holdings] : MeasurePools(state))
+      if (const Pool* known = FindIn(state.pools, pool)) memory.tags[known->tag] = holdings.own_resident;
+    if (last || !sampled_ || memory != *sampled_) Draw(memory, last);
+    sampled_.emplace(memory);
+    unsampled_ = false;
+    next_ = sheet_.now + every_ns_;
+  }
+
+ private:
+  // Memory that many jobs never have gets a track only in those that do.
+  void Draw(const TracedMemory& memory, bool last) {
+    const TracedMemory before = sampled_.value_or(TracedMemory{});
+    const auto draw = [&](const char* name, Bytes was, Bytes is) {
+      if (was != is || (last && is != 0)) sheet_.out.Counter(sheet_.process, sheet_.now, name, is);
+    };
+    sheet_.out.Memory(sheet_.process, sheet_.now, memory.held, memory.released);
+    draw("pinned host memory (MiB)", before.pinned, memory.pinned);
+    draw("kept in a pause (MiB)", before.kept, memory.kept);
+    for (const auto& [tag, bytes] : memory.tags) {
+      const Bytes* was = FindIn(before.tags, tag);
+      draw(("tag " + tag + " (MiB)").c_str(), was == nullptr ? 0 : *was, bytes);
     }
-    builder_.Before(event, before);
   }
-  Status After(const Event& event, const State& after) override {
-    if (left_) return {};
-    static_cast<void>(builder_.After(event, after));
-    now_ = next_;
-    event_ = &event;
-    const bool inside = now_ >= window_.from;
-    unsampled_ = inside;
-    std::visit([this](const auto& body) { On(body); }, event.body);
-    const std::string_view detail = DetailOf(event.body);
-    Follow(builder_.PoolOfLastEvent(), detail);
-    FollowRequest(detail);
-    if (!inside) return {};
-    drawn_[event.thread] = now_;
-    ++events_;
-    if (std::exchange(sample_now_, false) || now_ >= next_sample_) Sample();
-    return {};
+
+  const Sheet& sheet_;
+  const std::uint64_t every_ns_;
+  std::uint64_t next_ = 0;
+  bool unsampled_ = false, due_ = false;
+  std::optional<TracedMemory> sampled_;
+};
+
+// The rows: of each thread, and of each pool's cycles, of which several may be under way at once.
+class SliceTracks {
+ public:
+  explicit SliceTracks(const Sheet& sheet) : sheet_(sheet) {}
+
+  // Draws what the last event has ended of that pause or resume, and notes what it has begun. `attempt`: null where none is
+  // open.
+  void Follow(PoolId pool, const Attempt* attempt, const State& state, std::string_view detail) {
+    if (attempt == nullptr && !lanes_.contains(pool)) return;
+    Lane& lane = lanes_[pool];
+    std::array<Moment, kParts> begun;
+    if (attempt != nullptr) begun = BegunIn(*attempt);
+    for (std::size_t part = 0; part < kParts; ++part)
+      if (lane.parts[part] && lane.parts[part]->from.seq != begun[part].seq) Close(pool, static_cast<Part>(part), detail);
+    for (std::size_t part = 0; part < kParts; ++part) {
+      if (begun[part] && !lane.parts[part])
+        lane.parts[part] = Open{NameOf(*attempt, static_cast<Part>(part), FindIn(state.pools, pool)), begun[part]};
+    }
+    lane.drawn = true;
   }
-  [[nodiscard]] bool Done() const override { return left_; }
-  // What is still open ends with the journal, which left this state, or with the window.
-  void Finish(const State& state) {
-    state_ = &state;
-    if (!left_) CloseAll(kStillOpen);
-    if (entered_ || window_.from == 0) Sample(true);
+  // Likewise of the wait for a request from outside, in a safe point or in its own resume.
+  void FollowRequest(const SessionStory& story, std::string_view detail) {
+    const auto& waits = story.outside.waits_in;
+    if (waits_ && (!waits || waits->at.seq != waits_->from.seq)) Draw(waits_, {}, "request", detail);
+    if (!waits || waits_) return;
+    const std::uint64_t step = waits->event.step;
+    waits_ = Open{step != 0 ? fmt::format("safe point {}", step) : "resume waits for the outside", waits->at};
+  }
+  void CloseAll(const char* detail) {
+    for (const auto& [pool, lane] : lanes_)
+      for (const Part part : {kStep, kWait, kPhase, kCycle}) Close(pool, part, part == kPhase ? "" : detail);
+    Draw(waits_, {}, "request", detail);
+  }
+  void Reach(std::uint32_t thread) { drawn_[thread] = sheet_.now; }
+  // A slice of that thread which ends now begins there at the earliest: viewers drop slices that cross.
+  std::uint64_t Reached(std::uint32_t thread) { return drawn_[thread]; }
+  void NameRows(const State& state, const SessionOpened& who, const std::set<std::uint32_t>& exporters) const {
     for (const auto& [thread, drawn] : drawn_) {
-      const bool main = std::cmp_equal(thread, who_.pid);
-      out_.Name(process_, thread, main ? "main" : exporters_.contains(thread) ? "amem-peers" : "thread");
+      const bool main = std::cmp_equal(thread, who.pid);
+      sheet_.out.Name(sheet_.process, thread, main ? "main" : exporters.contains(thread) ? "amem-peers" : "thread");
     }
     for (const auto& [pool, lane] : lanes_) {
       const Pool* known = FindIn(state.pools, pool);
-      if (lane.drawn && known != nullptr) out_.Name(process_, RowOf(pool), "tag " + known->tag);
+      if (lane.drawn && known != nullptr) sheet_.out.Name(sheet_.process, RowOf(pool), "tag " + known->tag);
     }
-  }
-  [[nodiscard]] std::uint64_t events() const { return events_; }
-
-  // A time of a journal in the trace; what comes before the trace's beginning is drawn there.
-  static std::uint64_t TimeOf(std::uint64_t time_ns, std::int64_t origin_ns) {
-    return static_cast<std::uint64_t>(
-        std::max<std::int64_t>(WrappedDifference(static_cast<std::int64_t>(time_ns), origin_ns), 0));
   }
 
  private:
@@ -202,28 +257,110 @@ class SessionTrace final : public FoldObserver {
     std::string name;
     Moment from;
   };
-  // What the story has open of NCCL's pause or resume, which is drawn on the row of its thread, or of a pool's, which has a row
-  // of its own: several may be under way at once.
   enum Part : std::size_t { kStep, kWait, kPhase, kCycle, kParts };
   struct Lane {
     std::array<std::optional<Open>, kParts> parts;
     bool drawn = false;
   };
 
+  static std::array<Moment, kParts> BegunIn(const Attempt& attempt) {
+    const bool undecided = !attempt.phases.empty() && !attempt.phases.back().decided;
+    std::array<Moment, kParts> begun;
+    if (attempt.open_step) begun[kStep] = attempt.open_step->at;
+    if (undecided) begun[kWait] = attempt.phases.back().voted;
+    begun[kPhase] = undecided ? attempt.phases.back().begun : attempt.begun ? Moment{} : attempt.arrived;
+    begun[kCycle] = attempt.begun;
+    return begun;
+  }
+  static std::string NameOf(const Attempt& attempt, Part part, const Pool* pool) {
+    if (part == kStep) return ToText(attempt.open_step->event);
+    if (part == kWait) return "waiting for the others";
+    if (part == kCycle)
+      return fmt::format("{} {}{}", ToText(attempt.kind), attempt.cycle, pool == nullptr ? "" : " of " + pool->tag);
+    return std::string(attempt.begun ? PhaseWord(attempt.phases.back().phase) : ToText(ArrivalOf(attempt.kind)));
+  }
+  void Close(PoolId pool, Part part, std::string_view detail) {
+    constexpr std::array kCategories = {"step", "wait", "phase", "cycle"};
+    Draw(lanes_[pool].parts[part], pool, kCategories[part], part == kWait ? "" : detail);
+  }
+  void Draw(std::optional<Open>& open, PoolId pool, const char* category, std::string_view detail) {
+    if (!open) return;
+    if (sheet_.now >= sheet_.extent.from) {
+      const std::uint32_t row = pool ? RowOf(pool) : open->from.thread;
+      sheet_.out.Slice(sheet_.process, row, open->name, category, sheet_.Time(open->from.time_ns), sheet_.now, open->from.seq,
+                       detail);
+      if (!pool) drawn_[row] = sheet_.now;
+    }
+    open.reset();
+  }
+
+  const Sheet& sheet_;
+  std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
+  std::map<PoolId, Lane> lanes_;
+  std::optional<Open> waits_;
+};
+
+// One session's events, as slices, marks and counters.
+class SessionTrace final : public FoldObserver {
+ public:
+  SessionTrace(const Sheet& sheet, const SessionOpened& who, std::uint64_t sample_every_ns)
+      : who_(who), sheet_(sheet), memory_(sheet_, sample_every_ns), slices_(sheet_) {}
+
+  void Begin(const State& before) override {
+    state_ = &before;
+    builder_.Begin(before);
+  }
+  void Before(const Event& event, const State& before) override {
+    if (Done()) return;
+    next_ = sheet_.Time(event.time_ns);
+    if (next_ >= sheet_.extent.from) {
+      if (sheet_.window == Sheet::Window::kAhead) Enter();
+      if (next_ > sheet_.extent.to) return Leave();
+      memory_.Before(next_, *state_);
+    }
+    builder_.Before(event, before);
+  }
+  Status After(const Event& event, const State& after) override {
+    if (Done()) return {};
+    static_cast<void>(builder_.After(event, after));
+    sheet_.now = next_;
+    event_ = &event;
+    std::visit([this](const auto& body) { On(body); }, event.body);
+    const std::string_view detail = DetailOf(event.body);
+    const PoolId pool = builder_.PoolOfLastEvent();
+    slices_.Follow(pool, builder_.OpenOf(pool), *state_, detail);
+    slices_.FollowRequest(story_, detail);
+    if (sheet_.Drawing()) {
+      slices_.Reach(event.thread);
+      ++events_;
+    }
+    memory_.After(*state_);
+    return {};
+  }
+  [[nodiscard]] bool Done() const override { return sheet_.window == Sheet::Window::kBehind; }
+  // What is still open ends with the journal, which left this state, or with the window.
+  void Finish(const State& state) {
+    state_ = &state;
+    if (!Done()) slices_.CloseAll(kStillOpen);
+    if (sheet_.window == Sheet::Window::kInside || sheet_.extent.from == 0) memory_.Sample(state, true);
+    slices_.NameRows(state, who_, exporters_);
+  }
+  [[nodiscard]] std::uint64_t events() const { return events_; }
+
+ private:
   // The first event in the window: until then the memory held was this.
   void Enter() {
-    entered_ = true;
-    if (window_.from == 0) return;
-    now_ = window_.from;
-    Sample(true);
+    sheet_.window = Sheet::Window::kInside;
+    if (sheet_.extent.from == 0) return;
+    sheet_.now = sheet_.extent.from;
+    memory_.Sample(*state_, true);
   }
   // Before the first event behind the window. From now on nothing is drawn.
   void Leave() {
-    now_ = window_.to;
-    CloseAll(kGoesOn);
-    left_ = true;
+    sheet_.now = sheet_.extent.to;
+    slices_.CloseAll(kGoesOn);
+    sheet_.window = Sheet::Window::kBehind;
   }
-  [[nodiscard]] bool Drawing() const { return !left_ && now_ >= window_.from; }
 
   // What a slice says that ends with this event.
   static std::string_view DetailOf(const EventBody& body) {
@@ -240,11 +377,11 @@ class SessionTrace final : public FoldObserver {
       Mark(Body::kKind, ToText(event_->body));
     if constexpr (kIsOneOf<Body, PeerLost, SessionBroken>) Mark(Body::kKind, e.reason);
     if constexpr (kIsOneOf<Body, StepFailed, CycleFailed>) Mark(Body::kKind, e.message, e.pool);
-    sample_now_ |= kIsOneOf<Body, CycleDone, CycleFailed>;
+    if constexpr (kIsOneOf<Body, CycleDone, CycleFailed>) memory_.SampleSoon();
   }
   void On(const PhaseDecided& e) {
     if (!e.passed) Mark("vote failed", e.message, e.pool);
-    sample_now_ = true;
+    memory_.SampleSoon();
   }
   void On(const VoteCast& e) { Mark(e.ok ? "vote" : "vote against", e.message, e.pool); }
   void On(const BallotShown& e) {
@@ -253,8 +390,9 @@ class SessionTrace final : public FoldObserver {
   }
   void On(const RequestSeen&) { Mark("request", ToText(event_->body)); }
   void On(const Frozen& e) {
-    const auto from = std::max(TimeOf(e.from_ns, origin_ns_), window_.from), to = std::min(TimeOf(e.to_ns, origin_ns_), now_);
-    if (Drawing() && from < to) out_.Slice(process_, RowNow({}), "frozen", "request", from, to, event_->seq, e.moved_gpus);
+    const auto from = std::max(sheet_.Time(e.from_ns), sheet_.extent.from), to = std::min(sheet_.Time(e.to_ns), sheet_.now);
+    if (sheet_.Drawing() && from < to)
+      sheet_.out.Slice(sheet_.process, event_->thread, "frozen", "request", from, to, event_->seq, e.moved_gpus);
   }
   void On(const CommunicatorSuspended& e) {
     Mark(e.suspended ? "communicator suspended" : "communicator resumed", ToText(event_->body));
@@ -268,118 +406,27 @@ class SessionTrace final : public FoldObserver {
               ArrowId(e.remote.owner, e.remote.allocation, who_.session, e.allocation));
   }
 
-  static std::uint32_t RowOf(PoolId pool) { return kTagRows + pool.value; }
-  [[nodiscard]] std::uint32_t RowNow(PoolId pool) const { return pool ? RowOf(pool) : event_->thread; }
-  [[nodiscard]] std::string OfTag(PoolId pool) const {
-    const Pool* known = FindIn(state_->pools, pool);
-    return known == nullptr ? "" : " of " + known->tag;
-  }
-  // Draws what the last event has ended of it, and notes what it has begun.
-  void Follow(PoolId pool, std::string_view detail) {
-    const Attempt* attempt = builder_.OpenOf(pool);
-    if (attempt == nullptr && !lanes_.contains(pool)) return;
-    Lane& lane = lanes_[pool];
-    std::array<Moment, kParts> begun;
-    const Attempt::PhaseTaken* phase = nullptr;
-    if (attempt != nullptr) {
-      if (!attempt->phases.empty() && !attempt->phases.back().decided) phase = &attempt->phases.back();
-      if (attempt->open_step) begun[kStep] = attempt->open_step->at;
-      if (phase != nullptr) begun[kWait] = phase->voted;
-      begun[kPhase] = phase != nullptr ? phase->begun : attempt->begun ? Moment{} : attempt->arrived;
-      begun[kCycle] = attempt->begun;
-    }
-    for (std::size_t part = 0; part < kParts; ++part)
-      if (lane.parts[part] && lane.parts[part]->from.seq != begun[part].seq) Close(pool, static_cast<Part>(part), detail);
-    for (std::size_t part = 0; part < kParts; ++part) {
-      if (begun[part] && !lane.parts[part])
-        lane.parts[part] = Open{NameOf(*attempt, static_cast<Part>(part), pool), begun[part]};
-    }
-    lane.drawn = true;
-  }
-  [[nodiscard]] std::string NameOf(const Attempt& attempt, Part part, PoolId pool) const {
-    if (part == kStep) return ToText(attempt.open_step->event);
-    if (part == kWait) return "waiting for the others";
-    if (part == kCycle) return fmt::format("{} {}{}", ToText(attempt.kind), attempt.cycle, OfTag(pool));
-    return std::string(attempt.begun ? PhaseWord(attempt.phases.back().phase) : ToText(ArrivalOf(attempt.kind)));
-  }
-  void FollowRequest(std::string_view detail) {
-    const auto& waits = story_.outside.waits_in;
-    if (waits_ && (!waits || waits->at.seq != waits_->from.seq)) Draw(waits_, {}, "request", detail);
-    if (!waits || waits_) return;
-    const std::uint64_t step = waits->event.step;
-    waits_ = Open{step != 0 ? fmt::format("safe point {}", step) : "resume waits for the outside", waits->at};
-  }
-  // The slice ends with its event and begins no sooner than the slice before ended: viewers drop slices that cross.
   void Reference(char phase, const std::string& name, std::uint64_t id) {
-    if (!Drawing()) return;
-    const std::uint64_t from = std::max(drawn_[event_->thread], now_ - std::min(now_, kShortest_ns));
-    out_.Slice(process_, event_->thread, name, "reference", from, now_, event_->seq);
-    out_.Arrow(phase, process_, event_->thread, id, from);
+    if (!sheet_.Drawing()) return;
+    const std::uint64_t from = std::max(slices_.Reached(event_->thread), sheet_.now - std::min(sheet_.now, kShortest_ns));
+    sheet_.out.Slice(sheet_.process, event_->thread, name, "reference", from, sheet_.now, event_->seq);
+    sheet_.out.Arrow(phase, sheet_.process, event_->thread, id, from);
   }
   void Mark(std::string_view name, const std::string& message, PoolId pool = {}) {
-    if (Drawing()) out_.Instant(process_, RowNow(pool), name, now_, event_->seq, message);
-  }
-  void Draw(std::optional<Open>& open, PoolId pool, const char* category, std::string_view detail) {
-    if (!open) return;
-    if (now_ >= window_.from) {
-      const std::uint32_t row = pool ? RowOf(pool) : open->from.thread;
-      out_.Slice(process_, row, open->name, category, TimeOf(open->from.time_ns, origin_ns_), now_, open->from.seq, detail);
-      if (!pool) drawn_[row] = now_;
-    }
-    open.reset();
-  }
-  void Close(PoolId pool, Part part, std::string_view detail) {
-    constexpr std::array kCategories = {"step", "wait", "phase", "cycle"};
-    Draw(lanes_[pool].parts[part], pool, kCategories[part], part == kWait ? "" : detail);
-  }
-  void CloseAll(const char* detail) {
-    for (const auto& [pool, lane] : lanes_)
-      for (const Part part : {kStep, kWait, kPhase, kCycle}) Close(pool, part, part == kPhase ? "" : detail);
-    Draw(waits_, {}, "request", detail);
-  }
-  void Sample(bool last = false) {
-    if (left_ || now_ < window_.from) return;
-    TracedMemory memory(Measure(*state_));
-    for (const auto& [pool, holdings] : MeasurePools(*state_)) memory.tags[state_->pools.at(pool).tag] = holdings.own_resident;
-    if (last || !sampled_ || memory != *sampled_) Draw(memory, last);
-    sampled_.emplace(memory);
-    unsampled_ = false;
-    next_sample_ = now_ + sample_every_ns_;
-  }
-  // Memory that many jobs never have gets a track only in those that do.
-  void Draw(const TracedMemory& memory, bool last) {
-    const TracedMemory before = sampled_.value_or(TracedMemory{});
-    const auto draw = [&](const char* name, Bytes was, Bytes is) {
-      if (was != is || (last && is != 0)) out_.Counter(process_, now_, name, is);
-    };
-    out_.Memory(process_, now_, memory.held, memory.released);
-    draw("pinned host memory (MiB)", before.pinned, memory.pinned);
-    draw("kept in a pause (MiB)", before.kept, memory.kept);
-    for (const auto& [tag, bytes] : memory.tags) {
-      const Bytes* was = FindIn(before.tags, tag);
-      draw(("tag " + tag + " (MiB)").c_str(), was == nullptr ? 0 : *was, bytes);
-    }
+    const std::uint32_t row = pool ? RowOf(pool) : event_->thread;
+    if (sheet_.Drawing()) sheet_.out.Instant(sheet_.process, row, name, sheet_.now, event_->seq, message);
   }
 
-  TraceWriter& out_;
-  const std::uint64_t process_;
   const SessionOpened& who_;
-  const std::int64_t origin_ns_;
-  const Extent window_;
-  const std::uint64_t sample_every_ns_;
-  bool entered_ = false, left_ = false;
-  std::uint64_t events_ = 0;
+  Sheet sheet_;
+  MemoryTrack memory_;
+  SliceTracks slices_;
+  std::uint64_t events_ = 0, next_ = 0;  // next_: the time of the event to come
   const State* state_ = nullptr;
-  std::uint64_t now_ = 0, next_ = 0, next_sample_ = 0;  // of the last event, of the one to come, of the counters
-  const Event* event_ = nullptr;
-  bool unsampled_ = false, sample_now_ = false;
-  std::optional<TracedMemory> sampled_;
-  std::map<std::uint32_t, std::uint64_t> drawn_;  // per thread, up to where
+  const Event* event_ = nullptr;  // the last one
   std::set<std::uint32_t> exporters_;
-  std::map<PoolId, Lane> lanes_;
   SessionStory story_;
   StoryBuilder builder_{story_, 8, false};
-  std::optional<Open> waits_;  // in a safe point, or in its own resume, for a request from outside
 };
 
 struct Part {
@@ -411,10 +458,10 @@ Status DrawPart(const Part& part, const JobClock& clock, const Extent& window, s
   out.Name(process, {}, NameOf(opening.who));
   out.SortIndex(process, opening.who.rank);
   const std::int64_t origin_ns = WrappedDifference(clock.began_ns(), clock.OffsetOf(opening.who));
-  const std::uint64_t first = std::max(SessionTrace::TimeOf(opening.first_ns, origin_ns), window.from);
-  const std::uint64_t last = std::min(SessionTrace::TimeOf(opening.last_ns, origin_ns), window.to);
-  summary.duration_ns = std::max(summary.duration_ns, SessionTrace::TimeOf(opening.last_ns, origin_ns));
-  SessionTrace session(out, process, opening.who, origin_ns, window, (last - std::min(last, first)) / kSamples);
+  const std::uint64_t first = std::max(TimeOf(opening.first_ns, origin_ns), window.from);
+  const std::uint64_t last = std::min(TimeOf(opening.last_ns, origin_ns), window.to);
+  summary.duration_ns = std::max(summary.duration_ns, TimeOf(opening.last_ns, origin_ns));
+  SessionTrace session({out, process, origin_ns, window}, opening.who, (last - std::min(last, first)) / kSamples);
   AMEM_ASSIGN(const auto folded, FoldJournal(*part.reader, std::array<FoldObserver*, 1>{&session}));
   session.Finish(folded.state);
   ++summary.sessions;

@@ -347,64 +347,94 @@ void PrintWithReferences(const TopOptions& options, const Sorted& sorted, const 
   PrintText(out, "peer", sorted, options.limit, held);
 }
 
-int RunTop(const TopOptions& options, Output& out) {
-  if (options.gpu) return PrintGpus(FindSessions(options.targets), out);
-  Groups groups;
-  std::string note;
-  Bytes held = 0, held_by_ended = 0;  // on devices, as ls counts it
-  std::size_t ended = 0, sessions = 0;
-  References references;
-  std::vector<SessionStory> stories;
-  const std::string by = options.dot ? "peer" : options.by;
-  ForEachJournal(FindSessions(options.targets), [&](JournalReader& reader, ReadReport& damage) -> Status {
-    AMEM_ASSIGN(const auto until, EventAt(options.at, reader));
+// What the journals hold, group by group.
+struct Measured {
+  Sorted groups;
+  References references;   // by peer
+  std::string note;        // by site
+  Bytes held = 0;          // on devices, as ls counts it
+  std::size_t ended = 0;   // sessions whose processes have ended
+  bool all_ended = false;  // then groups have what they held last, which is of more use than that they hold nothing
+};
+
+class Measurement {
+ public:
+  Measurement(std::string by, const std::vector<Position>& at) : by_(std::move(by)), at_(at) {}
+
+  Status Add(JournalReader& reader, ReadReport& damage) {
+    AMEM_ASSIGN(const auto until, EventAt(at_, reader));
     AMEM_ASSIGN(const auto state, reader.StateAt(until, &damage));
     AMEM_ASSIGN(const JournalInfo info, reader.Info());
-    const bool has_ended = options.at.empty() && HasEnded(info.status);
-    ++sessions;
-    ended += has_ended ? 1 : 0;
+    const bool has_ended = at_.empty() && HasEnded(info.status);
+    ++sessions_;
+    result_.ended += has_ended ? 1 : 0;
     const Holdings holdings = Measure(state);
-    (has_ended ? held_by_ended : held) += holdings.own_device_resident + holdings.pools_resident;
-    const bool with_story = by == "tag" || by == "age";
+    (has_ended ? held_by_ended_ : result_.held) += holdings.own_device_resident + holdings.pools_resident;
+    const bool with_story = by_ == "tag" || by_ == "age";
     if (with_story) {
-      AMEM_ASSIGN(stories.emplace_back(), ReadAttempts(reader, kAttemptsKept, until.value_or(kToTheEnd)));
-      stories.back().findings.state = {};
+      AMEM_ASSIGN(stories_.emplace_back(), ReadAttempts(reader, kAttemptsKept, until.value_or(kToTheEnd)));
+      stories_.back().findings.state = {};
     }
-    Grouper grouper(by, state, with_story ? &stories.back() : nullptr, has_ended, groups);
+    Grouper grouper(by_, state, with_story ? &stories_.back() : nullptr, has_ended, groups_);
     grouper.Run();
-    if (with_story) stories.back().times = {};
-    if (by == "site" && note.empty()) note = grouper.note();
-    if (by == "peer") references.Add(info.session, state, has_ended);
+    if (with_story) stories_.back().times = {};
+    if (by_ == "site" && result_.note.empty()) result_.note = grouper.note();
+    if (by_ == "peer") result_.references.Add(info.session, state, has_ended);
     return {};
-  });
-  // Where nobody lives, what all held last is of more use than that they hold nothing.
-  const bool nobody_lives = ended != 0 && ended == sessions;
-  for (auto& [key, sum] : groups)
-    if (nobody_lives) sum.resident = sum.of_ended;
-  if (nobody_lives) held = held_by_ended;
-  const char* const heading = nobody_lives ? "HELD AT THE END" : options.at.empty() ? "HELD NOW" : "HELD THEN";
-  for (const PauseContents& last : LastContents(stories)) {
-    if (const auto group = groups.find(last.tag.empty() ? "nccl" : last.tag); group != groups.end())
-      group->second.last_pause = last.contents;
   }
-  Sorted sorted(groups.begin(), groups.end());
-  std::ranges::stable_sort(sorted, [&](const auto& a, const auto& b) {
-    return by == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
-  });
-  if (AnyComplaint() && sorted.empty()) return kCannotRead;
-  if (by == "peer") {
-    PrintWithReferences(options, sorted, references, heading, out);
-  } else if (options.json) {
+
+  // Once all journals are added.
+  Measured Finish() {
+    result_.all_ended = result_.ended != 0 && result_.ended == sessions_;
+    if (result_.all_ended) {
+      for (auto& [key, sum] : groups_) sum.resident = sum.of_ended;
+      result_.held = held_by_ended_;
+    }
+    for (const PauseContents& last : LastContents(stories_))
+      if (const auto group = groups_.find(last.tag.empty() ? "nccl" : last.tag); group != groups_.end())
+        group->second.last_pause = last.contents;
+    result_.groups.assign(groups_.begin(), groups_.end());
+    std::ranges::stable_sort(result_.groups, [this](const auto& a, const auto& b) {
+      return by_ == "age" ? a.second.order < b.second.order : a.second.bytes > b.second.bytes;
+    });
+    return std::move(result_);
+  }
+
+ private:
+  const std::string by_;
+  const std::vector<Position>& at_;
+  Groups groups_;
+  std::vector<SessionStory> stories_;
+  Bytes held_by_ended_ = 0;
+  std::size_t sessions_ = 0;
+  Measured result_;
+};
+
+void Print(const TopOptions& options, const std::string& by, const Measured& found, Output& out) {
+  const char* const held = found.all_ended ? "HELD AT THE END" : options.at.empty() ? "HELD NOW" : "HELD THEN";
+  if (by == "peer") return PrintWithReferences(options, found.groups, found.references, held, out);
+  if (options.json) {
     std::vector<TopAnswer> answers;
-    for (const auto& [name, sum] : sorted) answers.push_back({by, name, sum});
-    PrintAnswers(out, answers);
-  } else if (!sorted.empty()) {
-    PrintText(out, by, sorted, options.limit, heading);
-    if (by != "card") PrintUnused(out, sorted, held);
-    if (ended != 0 && !nobody_lives)
-      out << Plural(ended, "process has ended and holds", "processes have ended and hold") << " nothing any more\n";
-    if (!note.empty()) out << "\n" << note << "\n";
+    for (const auto& [name, sum] : found.groups) answers.push_back({by, name, sum});
+    return PrintAnswers(out, answers);
   }
+  if (found.groups.empty()) return;
+  PrintText(out, by, found.groups, options.limit, held);
+  if (by != "card") PrintUnused(out, found.groups, found.held);
+  if (found.ended != 0 && !found.all_ended)
+    out << Plural(found.ended, "process has ended and holds", "processes have ended and hold") << " nothing any more\n";
+  if (!found.note.empty()) out << "\n" << found.note << "\n";
+}
+
+int RunTop(const TopOptions& options, Output& out) {
+  if (options.gpu) return PrintGpus(FindSessions(options.targets), out);
+  const std::string by = options.dot ? "peer" : options.by;
+  Measurement measurement(by, options.at);
+  ForEachJournal(FindSessions(options.targets),
+                 [&](JournalReader& reader, ReadReport& damage) { return measurement.Add(reader, damage); });
+  const Measured found = measurement.Finish();
+  if (AnyComplaint() && found.groups.empty()) return kCannotRead;
+  Print(options, by, found, out);
   return ReadAll();
 }
 

@@ -16,7 +16,7 @@
 #include "replay/job/event_json.h"
 #include "replay/job/names.h"
 #include "replay/job/opening.h"
-#include "replay/report/standing.h"
+#include "replay/report/activity.h"
 #include "replay/tool/answer.h"
 #include "replay/tool/command.h"
 #include "replay/tool/terminal/terminal.h"
@@ -57,8 +57,8 @@ class WatchedSession {
     if (info) info_ = *info;
     ended_ = Lives() ? 0 : ended_ + 1;
   }
-  [[nodiscard]] Standing Now() const {
-    Standing now = StandingOf(folded_, story_, info_.status);
+  [[nodiscard]] SessionActivity Now() const {
+    SessionActivity now = ActivityOf(folded_, story_, info_.status);
     now.who = Completed(std::move(now.who), info_, 0);
     if (!failure_.ok()) now.trouble = failure_.message();
     return now;
@@ -106,10 +106,10 @@ class WatchedJob {
   }
   [[nodiscard]] bool Empty() const { return watched_.empty(); }
   [[nodiscard]] const Status& Failure() const { return failure_; }  // why none was found
-  [[nodiscard]] StandingPicture Picture() const {
-    std::vector<Standing> standings;
-    for (const auto& [directory, session] : watched_) standings.push_back(session->Now());
-    return {std::move(standings), ThisHost::Now()};
+  [[nodiscard]] JobPicture Picture() const {
+    std::vector<SessionActivity> activities;
+    for (const auto& [directory, session] : watched_) activities.push_back(session->Now());
+    return {std::move(activities), ThisHost::Now()};
   }
 
  private:
@@ -128,7 +128,7 @@ class WatchedJob {
   // A rank that died takes part in the picture when the others have been connected with it.
   void FindKnown() {
     for (const auto& [directory, session] : watched_) {
-      const Standing now = session->Now();
+      const SessionActivity now = session->Now();
       for (const auto& peers : {now.peers, now.lost_peers})
         for (const SessionId peer : peers) known_.insert(SessionText(peer));
     }
@@ -146,12 +146,12 @@ class WatchedJob {
 
 // ---- what is printed -------------------------------------------------------------------------------------------------------
 
-std::string TitleLine(const StandingPicture& picture) {
+std::string TitleLine(const JobPicture& picture) {
   return fmt::format("{}, {}", WallText(RealtimeNs()), Plural(picture.sessions.size(), "session"));
 }
 
 // Redraws in place: home, each line up to its end, then clear what is left below.
-void Redraw(const StandingPicture& picture, Output& out) {
+void Redraw(const JobPicture& picture, Output& out) {
   const winsize terminal = TerminalSize();
   const PictureSize size{terminal.ws_col, terminal.ws_row > 3 ? terminal.ws_row - 2U : terminal.ws_row};
   (out.Verbatim("\x1b[H") << TitleLine(picture)).Verbatim("\x1b[K\n");
@@ -159,19 +159,19 @@ void Redraw(const StandingPicture& picture, Output& out) {
   out.Verbatim("\x1b[J");
 }
 
-// A line for each session whose standing has changed in more than its count of steps.
-void PrintChanges(const StandingPicture& picture, std::map<SessionId, std::string>& last, Output& out) {
+// A line for each session whose activity has changed in more than its count of steps.
+void PrintChanges(const JobPicture& picture, std::map<SessionId, std::string>& last, Output& out) {
   for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
     std::string& before = last[picture.sessions[i].who.session];
-    std::string now = StandingSentence(picture, i, false);
+    std::string now = ActivitySentence(picture, i, false);
     if (now == before) continue;
-    out << WallText(RealtimeNs()) << " " << StandingSentence(picture, i, true) << "\n";
+    out << WallText(RealtimeNs()) << " " << ActivitySentence(picture, i, true) << "\n";
     before = std::move(now);
   }
 }
 
 void WatchOnce(const WatchedJob& job, bool json, Output& out) {
-  const StandingPicture picture = job.Picture();
+  const JobPicture picture = job.Picture();
   if (json) return PrintJson(out, PictureJson(picture, RealtimeNs()), "watch", -1);
   out << TitleLine(picture) << "\n";
   for (const std::string& line : PictureLines(picture, {TerminalSize().ws_col, 0})) out << line << "\n";
@@ -189,7 +189,7 @@ void WatchOn(WatchedJob& job, const WatchOptions& options, Output& out) {
       job.Find(false);
       scanned_ns = MonotonicNs();
     }
-    const StandingPicture picture = job.Picture();
+    const JobPicture picture = job.Picture();
     options.json ? PrintJson(out, PictureJson(picture, RealtimeNs()), "watch", -1)
     : terminal   ? Redraw(picture, out)
                  : PrintChanges(picture, last, out);

@@ -77,50 +77,81 @@ def proved(environment):
     return variables
 
 
-def run(arguments):
-    own, flags, park_on = {}, set(), frozenset()
-    while arguments and arguments[0] in RUN_OPTIONS:
-        if arguments[0] == "--park-on":
+class Refused(Exception):
+    """Nothing is started: why, what to do, and the exit code."""
+
+    def __init__(self, text, code=MISSING):
+        super().__init__(text)
+        self.code = code
+
+
+class RunOptions:
+    """What `amem run` was given: the command, the variables that options set for it, and who stays beside it."""
+
+    def __init__(self, arguments):
+        self.variables, self.park_on, self.guard, self.proved = {}, frozenset(), False, False
+        words = list(arguments)
+        while words and words[0] in RUN_OPTIONS:
+            self._take(words.pop(0), words)
+        if words[:1] == ["--"]:
+            words.pop(0)
+        elif words and words[0].startswith("-"):
+            near = difflib.get_close_matches(words[0], RUN_OPTIONS, 1)
+            raise Refused("run: there is no option %s%s; its options are %s" % (words[0], " (did you mean %s?)" % near[0] if near else "", ", ".join(RUN_OPTIONS)), USAGE)
+        if not words:
+            raise Refused("run: which command? For example `amem run -- torchrun --nproc-per-node 4 train.py`", USAGE)
+        self.command = words
+
+    def _take(self, option, words):
+        """One option; its value, if it has one, is taken off the words."""
+        if option in ("--guard", "--park-on"):
+            self.guard = True
+        if option == "--proved":
+            self.proved = True
+        if option == "--scope":
+            scope = words.pop(0) if words else ""
+            if scope not in _doctor.SCOPES:
+                raise Refused("run: --scope is one of %s" % ", ".join(_doctor.SCOPES), USAGE)
+            self.variables = {"AMEM_SCOPE": scope}
+        if option == "--park-on":
             try:
-                park_on, flags, arguments = park_on | _guard.signals_named("".join(arguments[1:2])), {*flags, "--guard"}, arguments[2:]
+                self.park_on |= _guard.signals_named(words.pop(0) if words else "")
             except ValueError as error:
-                return fail("run: --park-on: %s" % error, USAGE)
-            continue
-        if arguments[0] != "--scope":
-            flags, arguments = {*flags, arguments[0]}, arguments[1:]
-            continue
-        own, arguments = {"AMEM_SCOPE": "".join(arguments[1:2])}, arguments[2:]
-        if own["AMEM_SCOPE"] not in _doctor.SCOPES:
-            return fail("run: --scope is one of %s" % ", ".join(_doctor.SCOPES), USAGE)
-    if arguments[:1] == ["--"]:
-        arguments = arguments[1:]
-    elif arguments and arguments[0].startswith("-"):
-        near = difflib.get_close_matches(arguments[0], RUN_OPTIONS, 1)
-        return fail("run: there is no option %s%s; its options are %s" % (arguments[0], " (did you mean %s?)" % near[0] if near else "", ", ".join(RUN_OPTIONS)), USAGE)
-    if not arguments:
-        return fail("run: which command? For example `amem run -- torchrun --nproc-per-node 4 train.py`", USAGE)
-    if os.environ.get("AMEM_ENABLE") == "0":
-        print("amem: AMEM_ENABLE=0, so the command is started without AMem", file=sys.stderr)
-        environment = dict(os.environ)
-    else:
+                raise Refused("run: --park-on: %s" % error, USAGE) from error
+
+    def environment(self):
+        """Of the command, with AMem in it."""
+        if os.environ.get("AMEM_ENABLE") == "0":
+            print("amem: AMEM_ENABLE=0, so the command is started without AMem", file=sys.stderr)
+            return dict(os.environ)
         library = _library.path()
         if not os.path.exists(library):
-            return fail("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
+            raise Refused("run: %s was not found; set AMEM_LIBRARY to its path, or install the package amem-nccl" % _library.NAME)
         if found := problem_of(library):
-            return fail("run: %s; nothing was started. %s" % (found.text, found.remedy))
+            raise Refused("run: %s; nothing was started. %s" % (found.text, found.remedy))
         try:
-            environment = {**_library.environment_with(library, os.environ), **(proved({**os.environ, **own}) if "--proved" in flags else {}), **own}
+            proofs_say = proved({**os.environ, **self.variables}) if self.proved else {}
+            return {**_library.environment_with(library, os.environ), **proofs_say, **self.variables}
         except OSError as error:
-            return fail("run: %s cannot be preloaded: %s; nothing was started" % (library, error))
-    replay_program = _why.find(_library.find()) if "--guard" in flags else None
-    if "--guard" in flags and not replay_program:
-        return fail("run --guard: amem-replay was not found, which brings a frozen job back; nothing was started. Set AMEM_REPLAY to its path")
+            raise Refused("run: %s cannot be preloaded: %s; nothing was started" % (library, error)) from error
+
+
+def run(arguments):
     try:
-        if not replay_program:
-            os.execvpe(arguments[0], arguments, environment)
-        guard = _guard.Guard(arguments, environment, replay_program, park_on)
+        options = RunOptions(arguments)
+        environment = options.environment()
+    except Refused as error:
+        return fail(str(error), error.code)
+    replay_program = _why.find(_library.find()) if options.guard else None
+    if options.guard and not replay_program:
+        return fail("run --guard: amem-replay was not found, which brings a frozen job back; nothing was started. Set AMEM_REPLAY to its path")
+    command = options.command
+    try:
+        if not options.guard:
+            os.execvpe(command[0], command, environment)
+        guard = _guard.Guard(command, environment, replay_program, options.park_on)
     except OSError as error:
-        print("amem: cannot start %s: %s" % (arguments[0], error.strerror), file=sys.stderr)
+        print("amem: cannot start %s: %s" % (command[0], error.strerror), file=sys.stderr)
         return 127 if isinstance(error, FileNotFoundError) else 126
     return guard.run()
 

@@ -30,6 +30,215 @@ def add_arguments(parser):
     return parser
 
 
+class _Tensors:
+    """The tensors of training, by class."""
+
+    def __init__(self, models, optimizers, with_caches):
+        self.models, self.optimizers, self.with_caches = models, optimizers, with_caches
+        self._has_buckets = _training.has_buckets(models)
+        self._gradients_seen = {}  # identity -> weak reference to a storage that gradients had in a step
+
+    def by_class(self, torch):
+        yield "parameters", _adopt.storages_of(_training.parameters_of(self.models), torch)
+        gradients = self.gradients(torch)
+        for key, storage in self._gradients_still_there(torch):
+            gradients.setdefault(key, [storage, 0])
+        yield "gradients", gradients
+        yield "optimizer", _adopt.storages_of(_training.states_of(self.optimizers), torch)
+        if self.with_caches:  # last, because a gradient may be attached to its parameter, and go by another policy
+            yield "caches", self.caches(torch)
+
+    def gradients(self, torch):
+        return _adopt.storages_of(_training.gradients_of(self.models, self.optimizers), torch)
+
+    def caches(self, torch):
+        return _adopt.storages_of(_training.caches_of(self.models, self.optimizers, torch), torch)
+
+    def by_path(self):
+        return {**_account.named("model", self.models), **_account.named("optimizer", self.optimizers)}
+
+    def note_buckets(self):
+        """DDP's buckets outlive param.grad, which zero_grad() sets to None; their storages can be seen while gradients are there."""
+        if not self._has_buckets:
+            return
+        import torch
+
+        weak = torch.multiprocessing.reductions.StorageWeakRef
+        self._gradients_seen = {key: one for key, one in self._gradients_seen.items() if not one.expired()}
+        for key, (storage, _) in self.gradients(torch).items():
+            if key not in self._gradients_seen:
+                self._gradients_seen[key] = weak(storage)
+
+    def _gradients_still_there(self, torch):
+        for key, weak in self._gradients_seen.items():
+            storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            if storage is not None:
+                yield key, storage
+
+
+class _Tags:
+    """The tags that rollouts pause: of each class that goes its name, its policy and whether it has memory; and their way back."""
+
+    def __init__(self, names, policies):
+        self.names, self._policies = names, policies
+        self.in_use = set()  # classes with memory in their pools
+        self._devices = set()
+        self._want = _tags.Want()
+        self._awaited = []  # classes whose resume is under way
+        self._nccl_paused = False
+
+    def adopt(self, kind, storages):
+        result = _adopt.move_storages(storages, self.names[kind], self._policies[kind], {})
+        if result.storages or any(row.reason == _adopt.HERE for row in result.skipped):
+            self.in_use.add(kind)
+        side = _pools.backend()
+        if side:
+            self._devices.update(side.device_index(storage.device) for storage, _ in storages.values() if side.holds(storage))
+        return result
+
+    def discards(self, kind):
+        return kind in self.names and self._policies[kind] == "discard"
+
+    def in_order(self):
+        """Their names in the order in which training asks for them."""
+        return [self.names[kind] for kind in self._order()]
+
+    def pause(self):
+        tags = self.in_order()[::-1]
+        return self._want.pause(*tags) if tags else _tags.NOTHING
+
+    def pause_nccl(self):
+        """A rank that comes minutes after the others would fail the pause of all; a job without AMem would wait for it."""
+        self._nccl_paused = True
+        try:
+            return self._want.pause(_tags.NCCL)
+        except _calls.AmemError as error:
+            self._nccl_paused = False
+            _log.warning("NCCL's memory stays on the GPU during this rollout: %s", error)
+            return _tags.NOTHING
+
+    def to_resume(self):
+        return self.in_order() + ([_tags.NCCL] if self._nccl_paused else [])
+
+    def resume(self, wait):
+        """Returns once all are on their way, and, but for the optimizer's, once the current stream waits for them, or with `wait` this thread."""
+        if self._nccl_paused:
+            self._want.resume(_tags.NCCL)
+            self._nccl_paused = False
+        order = self._order()
+        for kind in order:
+            self._resume(kind)
+        self._awaited = list(order)
+        for kind in order:
+            if wait:
+                _tags.wait(self.names[kind])
+            elif kind != "optimizer":
+                self._await_on_streams(kind)
+            else:
+                continue
+            self._awaited.remove(kind)
+
+    def wait(self):
+        for kind in list(self._awaited):
+            try:
+                self._await_on_streams(kind)
+            except _calls.AmemError:
+                if _tags.state_of(self.names[kind]) == "paused":
+                    self._resume(kind)  # for the next wait
+                raise
+            self._awaited.remove(kind)
+
+    def _order(self):
+        return sorted(self.in_use, key=PRIORITIES.get, reverse=True)
+
+    def _resume(self, kind):
+        self._want.resume(self.names[kind], wait=False, priority=PRIORITIES[kind])
+
+    def _await_on_streams(self, kind):
+        side = _pools.backend()
+        for device in self._devices:
+            _tags.wait(self.names[kind], side.current_stream(device))
+
+
+class _Remainder:
+    """What stays on the GPU although it is of a class that goes, and the warnings about it."""
+
+    def __init__(self, tensors, tags):
+        self._tensors, self._tags = tensors, tags
+        self.left = []  # amem.Held, the largest first
+        self._looked = self._graphs_captured = False
+
+    @property
+    def graphs_captured(self):
+        return self._graphs_captured
+
+    def movable(self, caches):
+        """Of what modules hold beside parameters: what a captured CUDA graph cannot have the address of. A module's attribute may be the
+        static input of one, which would read freed memory without an error."""
+        side = _pools.backend()
+        homes = [self._tags.names.get("parameters")]
+        new = [key for key, (storage, _) in caches.items() if side and side.holds(storage) and storage.nbytes() and _adopt.home_of(storage) not in homes]
+        if not new or not side.has_graphs():
+            return caches
+        if not self._graphs_captured:
+            self._graphs_captured = True
+            size = sum(caches[key][0].nbytes() for key in new)
+            _log.warning("%s that modules hold beside their parameters stay on the GPU, because a CUDA graph has been captured, which may read "
+                         "them; call adopt() before a capture (RolloutOffload.left has their paths)", _tags.mebibytes(size))
+        return {key: row for key, row in caches.items() if key not in new}
+
+    def update(self, found, captured_before, adopted, torch):
+        """After an adoption that `found` this, at the first that moved something and once a graph was captured: sets `left`."""
+        if self._looked and captured_before == self._graphs_captured:
+            return
+        if not self._graphs_captured and not any(result.storages for result in found.values()):
+            return
+        self._looked = True
+        spared = set()
+        for kind, storages in self._tensors.by_class(torch):
+            if kind not in self._tags.names and kind != "caches":
+                spared.update(storages)
+        if not ("parameters" in self._tags.names and self._tensors.with_caches):
+            spared.update(self._tensors.caches(torch))
+        self.left = [one for one in _account.held(self._tensors.by_path(), torch) if one.storage not in spared]
+        left, gone = sum(one.bytes for one in self.left), sum(result.bytes for result in adopted.values())
+        if left * _account.PART > left + gone and not self._graphs_captured:
+            _log.warning("a rollout leaves %s of %s on the GPU: %s", _tags.mebibytes(left), _tags.mebibytes(left + gone), _account.largest(self.left))
+
+
+class _Hooks:
+    """What is called before an optimizer uses its states, and how that is taken back."""
+
+    def __init__(self, before_step, before_use):
+        self._before_step, self._before_use, self._undo = before_step, before_use, []
+
+    def install(self, optimizers):
+        for optimizer in _training.torch_optimizers(optimizers):
+            if _training.has_hooks(optimizer):
+                self.before_close(optimizer.register_step_pre_hook(lambda *_: self._before_step()).remove)
+                for register in ("register_state_dict_pre_hook", "register_load_state_dict_pre_hook"):
+                    if hasattr(optimizer, register):
+                        self.before_close(getattr(optimizer, register)(lambda *_: self._before_use()).remove)
+        for optimizer in optimizers:
+            if not _training.has_hooks(optimizer):
+                for outer in [optimizer, *getattr(optimizer, "chained_optimizers", [])]:
+                    self._wrap_methods(outer)
+
+    def _wrap_methods(self, optimizer):
+        for name in TOUCHING:
+            method = getattr(optimizer, name, None)
+            if callable(method) and name not in vars(optimizer):
+                setattr(optimizer, name, frameworks.before(self._before_step if name == "step" else self._before_use, method))
+                self.before_close(functools.partial(delattr, optimizer, name))
+
+    def before_close(self, function):
+        self._undo.append(function)
+
+    def close(self):
+        while self._undo:
+            self._undo.pop()()
+
+
 class RolloutOffload:
     """Gives training's GPU memory back during rollouts.
 
@@ -70,26 +279,23 @@ class RolloutOffload:
             raise ValueError('gradients is True, False, "preserve" or "discard", not %r' % (gradients,))
         self.enabled = enabled and not _library.is_off(_calls.lib)
         self.adopted = {}  # class -> the last Adopted that moved something
-        self.left = []  # amem.Held, the largest first: what stays although it is of a class that goes; of the last look, which the first rollout takes
         self.freed = None  # amem.Freed of the last rollout's begin
-        self._caches, self._looked, self._told_of_graphs = caches, False, False
-        self._models, self._optimizers = _training.as_list(model), _training.as_list(optimizer)
         self._nccl, self._wait, self._wait_for_memory = nccl, wait, wait_for_memory
-        self._policies = {"parameters": "preserve", "gradients": "discard" if gradients == "discard" else "preserve",
-                          "optimizer": "preserve"}
-        wanted = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer_states and bool(self._optimizers)}
-        self._names = {kind: "%s.%s" % (name, kind) for kind in PRIORITIES if wanted[kind]}
-        self._in_use = set()  # classes with memory in their pools
-        self._gradients_seen = {}  # identity -> weak reference to a storage that gradients had in a step
-        self._has_buckets = _training.has_buckets(self._models)
-        self._devices = set()
-        self._want = _tags.Want()
-        self._paused = self._nccl_paused = False
-        self._awaited = []  # classes whose resume is under way
-        self._undo = []
+        self._tensors = _Tensors(_training.as_list(model), _training.as_list(optimizer), caches)
+        wanted = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer_states and bool(self._tensors.optimizers)}
+        self._tags = _Tags({kind: "%s.%s" % (name, kind) for kind in PRIORITIES if wanted[kind]},
+                           {"parameters": "preserve", "gradients": "discard" if gradients == "discard" else "preserve", "optimizer": "preserve"})
+        self._remainder = _Remainder(self._tensors, self._tags)
+        self._hooks = _Hooks(self._before_step, self.wait)
+        self._paused = False
         if enabled:
             _pools.check_version()
-            self._install_hooks()
+            self._hooks.install(self._tensors.optimizers)
+
+    @property
+    def left(self):
+        """amem.Held, the largest first: what stays although it is of a class that goes, as of the first rollout."""
+        return self._remainder.left
 
     # ---- what is adopted
 
@@ -100,93 +306,27 @@ class RolloutOffload:
         import torch
 
         self._complain_if_paused("adopt")
-        taken, found, told = set(), {}, self._told_of_graphs
-        for kind, storages in self._storages_by_class(torch):
+        taken, found, captured_before = set(), {}, self._remainder.graphs_captured
+        for kind, storages in self._tensors.by_class(torch):
             mine = {key: row for key, row in storages.items() if key not in taken}
             taken.update(mine)  # what two classes share belongs to the first, also where the first one stays
             if kind == "caches":
-                kind, mine = "parameters", self._movable(mine)
-            if kind in self._names:
+                kind, mine = "parameters", self._remainder.movable(mine)
+            if kind in self._tags.names:
                 result = self._adopt(kind, mine)
                 found[kind] = result if kind not in found else _adopt.together(found[kind], result)
-        if (not self._looked or told != self._told_of_graphs) and (self._told_of_graphs or any(result.storages for result in found.values())):
-            self._looked = True
-            self._look_for_what_stays(torch)
+        self._remainder.update(found, captured_before, self.adopted, torch)
         return found
-
-    def _movable(self, caches):
-        """Of what modules hold beside parameters: what a captured CUDA graph cannot have the address of. A module's attribute may be the
-        static input of one, which would read freed memory without an error."""
-        side = _pools.backend()
-        homes = [self._names.get("parameters")]
-        new = [key for key, (storage, _) in caches.items() if side and side.holds(storage) and storage.nbytes() and _adopt.home_of(storage) not in homes]
-        if not new or not side.has_graphs():
-            return caches
-        if not self._told_of_graphs:
-            self._told_of_graphs = True
-            size = sum(caches[key][0].nbytes() for key in new)
-            _log.warning("%s that modules hold beside their parameters stay on the GPU, because a CUDA graph has been captured, which may read "
-                         "them; call adopt() before a capture (RolloutOffload.left has their paths)", _tags.mebibytes(size))
-        return {key: row for key, row in caches.items() if key not in new}
-
-    def _look_for_what_stays(self, torch):
-        spared = set()
-        for kind, storages in self._storages_by_class(torch):
-            if kind not in self._names and kind != "caches":
-                spared.update(storages)
-        if not ("parameters" in self._names and self._caches):
-            spared.update(_adopt.storages_of(_training.caches_of(self._models, self._optimizers, torch), torch))
-        self.left = [one for one in _account.held(self._roots(), torch) if one.storage not in spared]
-        left, gone = sum(one.bytes for one in self.left), sum(result.bytes for result in self.adopted.values())
-        if left * _account.PART > left + gone and not self._told_of_graphs:
-            _log.warning("a rollout leaves %s of %s on the GPU: %s", _tags.mebibytes(left), _tags.mebibytes(left + gone), _account.largest(self.left))
-
-    def _roots(self):
-        return {**_account.named("model", self._models), **_account.named("optimizer", self._optimizers)}
 
     def account(self):
         """amem.account() with the paths of this model's and this optimizer's tensors that are on the GPU."""
-        return _account.account(**self._roots())
-
-    def _storages_by_class(self, torch):
-        yield "parameters", _adopt.storages_of(_training.parameters_of(self._models), torch)
-        gradients = _adopt.storages_of(self._gradients(), torch)
-        for key, storage in self._gradients_still_there(torch):
-            gradients.setdefault(key, [storage, 0])
-        yield "gradients", gradients
-        yield "optimizer", _adopt.storages_of(_training.states_of(self._optimizers), torch)
-        if self._caches:  # last, because a gradient may be attached to its parameter, and go by another policy
-            yield "caches", _adopt.storages_of(_training.caches_of(self._models, self._optimizers, torch), torch)
-
-    def _gradients(self):
-        return _training.gradients_of(self._models, self._optimizers)
+        return _account.account(**self._tensors.by_path())
 
     def _adopt(self, kind, storages):
-        result = _adopt.move_storages(storages, self._names[kind], self._policies[kind], {})
+        result = self._tags.adopt(kind, storages)
         if result.storages:
             self.adopted[kind] = result
-        if result.storages or any(row.reason == _adopt.HERE for row in result.skipped):
-            self._in_use.add(kind)
-        side = _pools.backend()
-        if side:
-            self._devices.update(side.device_index(storage.device) for storage, _ in storages.values() if side.holds(storage))
         return result
-
-    def _remember_gradients(self):
-        """DDP's buckets outlive param.grad, which zero_grad() sets to None; their storages can be seen while gradients are there."""
-        import torch
-
-        weak = torch.multiprocessing.reductions.StorageWeakRef
-        self._gradients_seen = {key: one for key, one in self._gradients_seen.items() if not one.expired()}
-        for key, (storage, _) in _adopt.storages_of(self._gradients(), torch).items():
-            if key not in self._gradients_seen:
-                self._gradients_seen[key] = weak(storage)
-
-    def _gradients_still_there(self, torch):
-        for key, weak in self._gradients_seen.items():
-            storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
-            if storage is not None:
-                yield key, storage
 
     # ---- the rollout
 
@@ -217,12 +357,11 @@ class RolloutOffload:
         self.adopt()
         self._check_discarded()
         _pools.empty_cache()
-        tags = [self._names[kind] for kind in reversed(self._resume_order())]
         self._paused = True
         try:
-            freed = self._want.pause(*tags) if tags else _tags.NOTHING
+            freed = self._tags.pause()
             if nccl and self._nccl and frameworks.nccl_is_under_amem():
-                freed = _tags.together(freed, self._pause_nccl())
+                freed = _tags.together(freed, self._tags.pause_nccl())
             self.freed = freed
             return freed
         except _calls.AmemError:  # nothing of it is paused
@@ -231,16 +370,6 @@ class RolloutOffload:
         except BaseException:  # whatever a signal handler has raised, which may have come when all was paused
             self.resume()
             raise
-
-    def _pause_nccl(self):
-        """A rank that comes minutes after the others would fail the pause of all; a job without AMem would wait for it."""
-        self._nccl_paused = True
-        try:
-            return self._want.pause(_tags.NCCL)
-        except _calls.AmemError as error:
-            self._nccl_paused = False
-            _log.warning("NCCL's memory stays on the GPU during this rollout: %s", error)
-            return _tags.NOTHING
 
     def in_rollout(self):
         """Whether memory is given back now."""
@@ -253,42 +382,17 @@ class RolloutOffload:
         try:
             self._bring_back()
         except BaseException:
-            still = [row["tag"] for row in _tags.memory()["tags"] if row["tag"] in self._in_question() and row["state"] == "paused"]
+            still = [row["tag"] for row in _tags.memory()["tags"] if row["tag"] in self._tags.to_resume() and row["state"] == "paused"]
             _log.warning("the end of a rollout did not succeed; still paused, contents kept: %s. Call resume() again", ", ".join(still) or "nothing")
             raise
 
-    def _in_question(self):
-        return [self._names[kind] for kind in self._resume_order()] + ([_tags.NCCL] if self._nccl_paused else [])
-
     def _bring_back(self):
         _pools.empty_cache()  # what the rollout's tensors left there is needed now
-        if self._wait_for_memory and self._in_question():
-            _tags.await_memory(self._in_question(), self._wait_for_memory)
-        if self._nccl_paused:
-            self._want.resume(_tags.NCCL)
-            self._nccl_paused = False
-        order = self._resume_order()
-        for kind in order:
-            self._want.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])
-        self._awaited = list(order)
-        for kind in order:
-            if self._wait:
-                _tags.wait(self._names[kind])
-            elif kind != "optimizer":
-                self._await_on_streams(kind)
-            else:
-                continue
-            self._awaited.remove(kind)
+        if self._wait_for_memory and self._tags.to_resume():
+            _tags.await_memory(self._tags.to_resume(), self._wait_for_memory)
+        self._tags.resume(self._wait)
         self._paused = False
         self._after_gradients()
-
-    def _resume_order(self):
-        return sorted(self._in_use, key=PRIORITIES.get, reverse=True)
-
-    def _await_on_streams(self, kind):
-        side = _pools.backend()
-        for device in self._devices:
-            _tags.wait(self._names[kind], side.current_stream(device))
 
     def wait(self):
         """Makes the current stream wait for all that is still on its way back. Only code that touches optimizer states by another
@@ -296,14 +400,7 @@ class RolloutOffload:
 
         AmemError: why the resume failed. The states are paused then, contents kept; it can be called again and tries the resume anew.
         """
-        for kind in list(self._awaited):
-            try:
-                self._await_on_streams(kind)
-            except _calls.AmemError:
-                if _tags.state_of(self._names[kind]) == "paused":
-                    self._want.resume(self._names[kind], wait=False, priority=PRIORITIES[kind])  # for the next wait
-                raise
-            self._awaited.remove(kind)
+        self._tags.wait()
 
     def _complain_if_paused(self, call):
         if self._paused:
@@ -316,10 +413,9 @@ class RolloutOffload:
         """The contents, as bytes, of gradients that are there and were not saved. What shares memory with a parameter was saved."""
         import torch
 
-        tag = self._names.get("gradients")
-        if tag and self._policies["gradients"] == "discard":
-            for storage, _ in _adopt.storages_of(self._gradients(), torch).values():
-                if _adopt.home_of(storage) == tag:
+        if self._tags.discards("gradients"):
+            for storage, _ in self._tensors.gradients(torch).values():
+                if _adopt.home_of(storage) == self._tags.names["gradients"]:
                     yield torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
     def _check_discarded(self):
@@ -333,40 +429,21 @@ class RolloutOffload:
         for contents in self._discarded():
             contents.zero_()
         side = _pools.backend()
-        if side and "gradients" in self._in_use:
-            side.drop(self._names["gradients"])  # a backward pass that makes new ones shall not find the old ones' memory held
+        if side and "gradients" in self._tags.in_use:
+            side.drop(self._tags.names["gradients"])  # a backward pass that makes new ones shall not find the old ones' memory held
 
     # ---- hooks
-
-    def _install_hooks(self):
-        for optimizer in _training.torch_optimizers(self._optimizers):
-            if _training.has_hooks(optimizer):
-                self._undo.append(optimizer.register_step_pre_hook(lambda *_: self._before_step()).remove)
-                for register in ("register_state_dict_pre_hook", "register_load_state_dict_pre_hook"):
-                    if hasattr(optimizer, register):
-                        self._undo.append(getattr(optimizer, register)(lambda *_: self.wait()).remove)
-        for optimizer in self._optimizers:
-            if not _training.has_hooks(optimizer):
-                for outer in [optimizer, *getattr(optimizer, "chained_optimizers", [])]:
-                    self._wrap_methods(outer)
-
-    def _wrap_methods(self, optimizer):
-        for name in TOUCHING:
-            method = getattr(optimizer, name, None)
-            if callable(method) and name not in vars(optimizer):
-                setattr(optimizer, name, frameworks.before(self._before_step if name == "step" else self.wait, method))
-                self._undo.append(functools.partial(delattr, optimizer, name))
 
     def _before_step(self):
         if self._paused:
             raise RuntimeError("RolloutOffload: optimizer.step() in a rollout, whose memory is not there until it ends; a step would fault")
-        if "gradients" in self._names and self._has_buckets:
-            self._remember_gradients()
+        if "gradients" in self._tags.names:
+            self._tensors.note_buckets()
         self.wait()
 
     def before_close(self, function):
         """Has close() call function(), the last that was given first."""
-        self._undo.append(function)
+        self._hooks.before_close(function)
 
     def close(self):
         """Removes the hooks. The tensors stay in their pools, which work on."""
@@ -374,5 +451,4 @@ class RolloutOffload:
             self.resume()
             self.wait()
         finally:
-            while self._undo:
-                self._undo.pop()()
+            self._hooks.close()

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <deque>
 #include <map>
 #include <optional>
 
@@ -105,49 +106,75 @@ struct Given {
   std::string unknown;  // the first option that the command does not have
 };
 
-// Sorts the words out: "--name value", "--name=value", "-n value", "-nvalue", several flags as "-fv", and places, which are all
-// words behind "--". Returns what is wrong, or an empty text; an unknown option is not, so that it does not hide the others.
-std::string Sort(const Command& command, std::vector<std::string> words, Given& given) {
-  const auto place = std::ranges::find_if(command.arguments.all(), &Argument::positional);
-  bool no_more_options = false;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    const std::string word = words[i];
-    if (word == "--" && !no_more_options) {
-      no_more_options = true;
-      continue;
+// Sorts out the words of a command line: "--name value", "--name=value", "-n value", "-nvalue", several flags as "-fv", and
+// places, which are all words behind "--". Returns what is wrong, or an empty text; an unknown option is not, so that it does
+// not hide the others.
+class WordSorter {
+ public:
+  WordSorter(const Command& command, const std::vector<std::string>& words, Given& given)
+      : command_(command), ahead_(words.begin(), words.end()), given_(given) {}
+
+  std::string Sort() {
+    std::string wrong;
+    bool no_more_options = false;
+    while (wrong.empty() && !ahead_.empty()) {
+      const std::string word = std::move(ahead_.front());
+      ahead_.pop_front();
+      if (word == "--" && !no_more_options)
+        no_more_options = true;
+      else
+        wrong = no_more_options || word == "-" || !word.starts_with('-') ? TakePlace(word) : TakeOption(word);
     }
-    if (no_more_options || word == "-" || !word.starts_with('-')) {
-      if (place == command.arguments.all().end()) return fmt::format("{} takes no \"{}\"", command.name, word);
-      given.values[&*place].push_back(word);
-      continue;
-    }
-    const bool is_long = word.starts_with("--");
-    const std::string name = is_long ? word.substr(0, word.find('=')) : word.substr(0, 2), attached = word.substr(name.size());
-    const Argument* argument = OptionNamed(command, name);
-    const bool help = name == "--help" || name == "-h";
-    given.help |= help;
-    if (argument == nullptr && !help) {
-      if (given.unknown.empty()) given.unknown = word;
-    } else if (help || argument->value.empty()) {
-      if (attached.starts_with('=')) return fmt::format("{} takes no value", name);
-      if (!attached.empty()) words.insert(words.begin() + static_cast<std::ptrdiff_t>(i) + 1, "-" + attached);
-      if (!help) given.values[argument].emplace_back();
-    } else {
-      // "--rank=", which a script writes as --rank=$RANK, and "--last --json" have none.
-      const bool none = attached.empty() ? i + 1 == words.size() || words[i + 1].starts_with("--") : attached == "=";
-      if (none)
-        return fmt::format("{} needs a value ({}){}", name, argument->value, argument->value == kPosition ? kQuoteIt : "");
-      given.values[argument].push_back(attached.empty() ? words[++i] : attached.substr(is_long ? 1 : 0));
-    }
+    return wrong;
   }
-  return {};
-}
+
+ private:
+  std::string TakePlace(const std::string& word) {
+    const auto place = std::ranges::find_if(command_.arguments.all(), &Argument::positional);
+    if (place == command_.arguments.all().end()) return fmt::format("{} takes no \"{}\"", command_.name, word);
+    given_.values[&*place].push_back(word);
+    return {};
+  }
+  std::string TakeOption(const std::string& word) {
+    const std::string name = word.starts_with("--") ? word.substr(0, word.find('=')) : word.substr(0, 2);
+    const std::string attached = word.substr(name.size());
+    const Argument* argument = OptionNamed(command_, name);
+    const bool help = name == "--help" || name == "-h";
+    if (argument == nullptr && !help) {
+      if (given_.unknown.empty()) given_.unknown = word;
+      return {};
+    }
+    if (!help && !argument->value.empty()) return TakeValue(*argument, name, attached);
+    if (attached.starts_with('=')) return fmt::format("{} takes no value", name);
+    if (!attached.empty()) ahead_.push_front("-" + attached);
+    given_.help |= help;
+    if (!help) given_.values[argument].emplace_back();
+    return {};
+  }
+  std::string TakeValue(const Argument& argument, const std::string& name, const std::string& attached) {
+    // "--rank=", which a script writes as --rank=$RANK, and "--last --json" have none.
+    const bool none = attached.empty() ? ahead_.empty() || ahead_.front().starts_with("--") : attached == "=";
+    if (none) return fmt::format("{} needs a value ({}){}", name, argument.value, argument.value == kPosition ? kQuoteIt : "");
+    std::vector<std::string>& values = given_.values[&argument];
+    if (!attached.empty()) {
+      values.push_back(attached.substr(name.starts_with("--") ? 1 : 0));
+      return {};
+    }
+    values.push_back(std::move(ahead_.front()));
+    ahead_.pop_front();
+    return {};
+  }
+
+  const Command& command_;
+  std::deque<std::string> ahead_;
+  Given& given_;
+};
 
 // Gives the arguments of the command what `words` have for them.
-ParsedCommandLine Parse(const Command& command, std::vector<std::string> words) {
+ParsedCommandLine Parse(const Command& command, const std::vector<std::string>& words) {
   ParsedCommandLine parsed{.chosen = &command, .paged = command.paged};
   Given given;
-  std::string wrong = Sort(command, std::move(words), given);
+  std::string wrong = WordSorter(command, words, given).Sort();
   if (wrong.empty() && given.help) return {.print = HelpOf(command, TextWidth())};
   if (wrong.empty() && !given.unknown.empty()) wrong = Unknown(command, given.unknown);
   for (const Argument& argument : command.arguments.all()) {

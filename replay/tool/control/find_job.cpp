@@ -171,55 +171,90 @@ Status CheckNeighbours(const FoundJob& found, const JobOfLiving& job, const std:
   return Status::Ok();
 }
 
+// What a command line means: where the journals are, who lives there, and whom of them it names.
+struct Target {
+  enum class Kind : std::uint8_t {
+    kPlace,     // a directory, or none: all that live there
+    kSession,   // the directory of a session: its job, whose other sessions are beside it
+    kRanks,     // pids of ranks, and not what these have started
+    kLauncher,  // the pid of a process from which ranks descend, or the launcher's id of a job
+  };
+  Kind kind = Kind::kPlace;
+  std::vector<std::string> names;
+  std::filesystem::path under, session;
+  std::vector<Living> living;
+
+  [[nodiscard]] std::string what() const { return names.size() == 1 ? names.front() : ""; }
+  [[nodiscard]] bool NamesRank(const Living* one) const {
+    return std::ranges::any_of(names, [one](const std::string& name) { return Is(one, name); });
+  }
+  [[nodiscard]] bool Means(const Living* one) const {
+    if (kind == Kind::kSession) return one->ties.directory == session;
+    if (kind == Kind::kRanks) return NamesRank(one);
+    if (kind == Kind::kPlace) return true;
+    const auto pid = WholeNumber(what());
+    return (pid && DescendsFrom(one->pid, *pid)) || LaunchedAs(one->ties.who, what());
+  }
+};
+
+Result<Target> ReadTarget(const std::vector<std::string>& names) {
+  Target target{.names = names};
+  std::error_code missing;
+  const bool place = names.size() == 1 && !names.front().empty() && std::filesystem::exists(names.front(), missing);
+  target.under = place ? std::filesystem::path(names.front()) : DefaultJournalDirectory();
+  AMEM_ASSIGN(target.living, LivingUnder(target.under));
+  if (const auto session = place ? SessionNamed(names.front(), target.living) : std::nullopt) {
+    target.kind = Target::Kind::kSession;
+    target.session = *session;
+    target.under = session->parent_path();
+    AMEM_ASSIGN(target.living, LivingUnder(target.under));
+  }
+  NoteLaunches(target.living);
+  if (place) return target;
+  if (std::ranges::any_of(target.living, [&target](const Living& one) { return target.NamesRank(&one); }))
+    target.kind = Target::Kind::kRanks;
+  else if (!target.what().empty())
+    target.kind = Target::Kind::kLauncher;
+  return target;
+}
+
+// Several names are all pids of ranks that live.
+Status CheckNames(const Target& target, const std::vector<JobOfLiving>& there) {
+  for (const std::string& name : target.names)
+    if (std::ranges::none_of(target.living, [&name](const Living& one) { return Is(&one, name); }))
+      return {Code::kNotFound,
+              fmt::format("{} is the pid of no living rank, and nobody was asked; these live:{}", name, ListOf(there))};
+  return Status::Ok();
+}
+
+Status CheckIsOne(const std::vector<JobOfLiving>& meant, const Target& target, const std::vector<JobOfLiving>& there) {
+  if (meant.empty())
+    return {Code::kNotFound, fmt::format("{} is no rank or launcher of a living job, no directory of journals, and no "
+                                         "launcher's id of a job; these live:{}",
+                                         target.what(), ListOf(there))};
+  if (meant.size() == 1) return Status::Ok();
+  return {Code::kRefused, fmt::format("there are {} living jobs, of which nothing says that they belong together; name one by "
+                                      "a pid, or all that are meant: {}{}",
+                                      meant.size(), PidsOf(meant), ListOf(meant))};
+}
+
 }  // namespace
 
 Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
-  const std::string what = names.size() == 1 ? names.front() : "";
-  std::error_code missing;
-  const bool place = !what.empty() && std::filesystem::exists(what, missing);
-  std::filesystem::path under = place ? std::filesystem::path(what) : DefaultJournalDirectory();
-  Result<std::vector<Living>> living = LivingUnder(under);
-  // Of one session's directory the job is meant, whose other sessions lie beside it.
-  const auto session = place && living.ok() ? SessionNamed(what, *living) : std::nullopt;
-  if (session) living = LivingUnder(under = session->parent_path());
-  if (!living.ok()) return living.status();
-  NoteLaunches(*living);
-  std::vector<JobOfLiving> jobs = JobsOf(*living, ties);
-  for (const std::string& name : names)
-    if (names.size() > 1 && std::ranges::none_of(*living, [&](const Living& one) { return Is(&one, name); }))
-      return Status{Code::kNotFound,
-                    fmt::format("{} is the pid of no living rank, and nobody was asked; these live:{}", name, ListOf(jobs))};
-  const auto is_rank = [&names](const Living* one) {
-    return std::ranges::any_of(names, [one](const std::string& name) { return Is(one, name); });
-  };
-  const bool ranks = std::ranges::any_of(*living, [&](const Living& one) { return is_rank(&one); });
-  const auto meant = [&, pid = WholeNumber(what)](const Living* one) {
-    if (session) return one->ties.directory == *session;
-    if (place || (what.empty() && !ranks)) return true;
-    if (ranks) return is_rank(one);  // and not what it has started
-    return (pid && DescendsFrom(one->pid, *pid)) || LaunchedAs(one->ties.who, what);
-  };
-  std::erase_if(jobs, [&](const JobOfLiving& job) { return std::ranges::none_of(job, meant); });
-  if (names.size() > 1) {  // those, and what is certainly of one job with them
-    JobOfLiving all;
-    for (const JobOfLiving& job : jobs) all.insert(all.end(), job.begin(), job.end());
-    if (ties == Ties::kCertain) AMEM_TRY(CheckNeighbours(Chosen(all), all, under));
-    return Chosen(all);
-  }
-  if (jobs.empty())
-    return Status{Code::kNotFound, fmt::format("{} is no rank or launcher of a living job, no directory of journals, and no "
-                                               "launcher's id of a job; these live:{}",
-                                               what, ListOf(JobsOf(*living, ties)))};
-  if (jobs.size() > 1)
-    return Status{Code::kRefused,
-                  fmt::format("there are {} living jobs, of which nothing says that they belong together; name one by "
-                              "a pid, or all that are meant: {}{}",
-                              jobs.size(), PidsOf(jobs), ListOf(jobs))};
-  if (ties == Ties::kCertain) {
-    AMEM_TRY(CheckNeighbours(Chosen(jobs.front()), jobs.front(), under));
-    AMEM_TRY(CheckComplete(jobs.front(), *living));
-  }
-  return Chosen(jobs.front());
+  AMEM_ASSIGN(const Target target, ReadTarget(names));
+  const std::vector<JobOfLiving> there = JobsOf(target.living, ties);
+  const bool several = names.size() > 1;  // which are meant, with what is certainly of one job with them
+  if (several) AMEM_TRY(CheckNames(target, there));
+  std::vector<JobOfLiving> meant = there;
+  std::erase_if(meant, [&target](const JobOfLiving& job) {
+    return std::ranges::none_of(job, [&target](const Living* one) { return target.Means(one); });
+  });
+  if (!several) AMEM_TRY(CheckIsOne(meant, target, there));
+  JobOfLiving all;
+  for (const JobOfLiving& job : meant) all.insert(all.end(), job.begin(), job.end());
+  if (ties == Ties::kCertain) AMEM_TRY(CheckNeighbours(Chosen(all), all, target.under));
+  if (ties == Ties::kCertain && !several) AMEM_TRY(CheckComplete(all, target.living));
+  return Chosen(all);
 }
 
 }  // namespace amem::tool

@@ -185,57 +185,76 @@ control::AskOptions HowToPause(const RequestOptions& options, Asked asked) {
   return how;
 }
 
-// Finds the job, connects to its ranks, has them pause, or else resume, and prints what came of it. Nothing is asked of a job
-// whose ranks all stand as is wanted already.
-template <Asked wanted_of>
+struct Asking {
+  FoundJob job;
+  control::JobControl control;
+
+  std::vector<control::RankView> Ranks() {
+    auto ranks = control.Look();
+    ReadAccounts(ranks);
+    return ranks;
+  }
+};
+
+constexpr std::string_view DoneWord(Asked asked) {
+  return asked == Asked::kPark ? "parked" : asked == Asked::kPause ? "paused" : "resumed";
+}
+
+// Whether the rank is already as the command would have it.
+bool IsAsAsked(const control::RankView& rank, Asked asked) {
+  const bool pauses = asked != Asked::kResume;
+  const control::Phase wanted = pauses ? control::Phase::kPaused : control::Phase::kRunning;
+  return rank.heard && rank.is.phase == wanted && !rank.paused_by_program() &&
+         (!pauses || rank.is.parked == (asked == Asked::kPark));
+}
+
+// Has the ranks do it, and prints what came of it.
+int Ask(Asking& asking, const RequestOptions& options, Asked asked, Output& out) {
+  const std::chrono::seconds deadline(options.deadline_s);
+  const std::uint64_t began_ns = MonotonicNs();
+  const Status done =
+      asked == Asked::kResume ? asking.control.Resume(deadline, Note) : asking.control.Pause(HowToPause(options, asked), Note);
+  if (!done.ok()) return ComplainOf(done, done.code() == Code::kRefused ? kCannotRead : kViolationFound);
+  const double seconds = static_cast<double>(MonotonicNs() - began_ns) / 1e9;
+  const auto ranks = asking.Ranks();
+  Bytes freed = 0;
+  for (const control::RankView& rank : ranks) freed += rank.is.freed;
+  const bool frees = asked != Asked::kResume && freed != 0;
+  PrintRanks(out, ranks, asking.job,
+             fmt::format("{} {} in {:.2f} s{}", DoneWord(asked), Plural(ranks.size(), "rank"), seconds,
+                         frees ? ", " + FormatBytes(freed) + " given back" : ""),
+             seconds, options.json);
+  return kFine;
+}
+
+// Finds the job, connects to its ranks, and asks them. Nothing is asked of a job whose ranks all are as is wanted already.
+template <Asked asked>
 int RunRequest(const RequestOptions& options, Output& out) {
-  constexpr bool pause = wanted_of != Asked::kResume;
   if (options.at_safepoint && options.between_launches)
     return Complain("--at-safepoint and --between-launches exclude each other");
   const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
-  if (const auto freeze = pause ? std::nullopt : FreezeOf(*job); freeze && freeze->outcome == "frozen")
+  if (const auto freeze = asked == Asked::kResume ? FreezeOf(*job) : std::nullopt; freeze && freeze->outcome == "frozen")
     return Complain("the job is frozen, and its calls of the driver wait: amem thaw brings it back, and lets it go on");
   Result<control::JobControl> control = control::JobControl::Open(job->ranks, DefaultSocketDirectory());
   if (!control.ok()) return ComplainOf(control.status(), kCannotRead);
-  auto ranks = control->Ranks();
-  ReadAccounts(ranks);
-  const control::Phase wanted = pause ? control::Phase::kPaused : control::Phase::kRunning;
-  const auto as_wanted = [&](const control::RankView& rank) {
-    return rank.heard && rank.is.phase == wanted && !rank.paused_by_program() &&
-           (!pause || rank.is.parked == (wanted_of == Asked::kPark));
-  };
-  if (!ranks.empty() && !options.tags && std::ranges::all_of(ranks, as_wanted)) {  // tags may not be paused yet
+  Asking asking{*job, *std::move(control)};
+  const auto ranks = asking.Ranks();
+  const auto as_asked = [](const control::RankView& rank) { return IsAsAsked(rank, asked); };
+  if (!ranks.empty() && !options.tags && std::ranges::all_of(ranks, as_asked)) {  // tags may not be paused yet
+    const std::string_view is = asked == Asked::kResume ? "running" : DoneWord(asked);
     PrintRanks(out, ranks, *job,
-               fmt::format("{} {} already; nothing was changed", Plural(ranks.size(), "rank is", "ranks are"),
-                           wanted_of == Asked::kPark ? "parked" : ToText(wanted)),
-               0, options.json);
+               fmt::format("{} {} already; nothing was changed", Plural(ranks.size(), "rank is", "ranks are"), is), 0,
+               options.json);
     return kFine;
   }
-  const auto is_otherwise = [&](const control::RankView& rank) {
-    return rank.is.phase == control::Phase::kPaused && rank.is.parked != (wanted_of == Asked::kPark);
+  const auto is_otherwise = [](const control::RankView& rank) {
+    return rank.is.phase == control::Phase::kPaused && rank.is.parked != (asked == Asked::kPark);
   };
-  if (pause && std::ranges::any_of(ranks, is_otherwise))
-    return Complain(wanted_of == Asked::kPark ? "the job is paused already: resume it first"
-                                              : "the job is parked: resume it first");
-  const std::chrono::seconds deadline(options.deadline_s);
-  const std::uint64_t began_ns = MonotonicNs();
-  const Status asked = pause ? control->Pause(HowToPause(options, wanted_of), Note) : control->Resume(deadline, Note);
-  if (!asked.ok()) return ComplainOf(asked, asked.code() == Code::kRefused ? kCannotRead : kViolationFound);
-  const double seconds = static_cast<double>(MonotonicNs() - began_ns) / 1e9;
-  ranks = control->Ranks();
-  ReadAccounts(ranks);
-  Bytes freed = 0;
-  for (const control::RankView& rank : ranks) freed += rank.is.freed;
-  PrintRanks(
-      out, ranks, *job,
-      fmt::format("{} {} in {:.2f} s{}",
-                  wanted_of == Asked::kPark ? "parked"
-                  : pause                   ? "paused"
-                                            : "resumed",
-                  Plural(ranks.size(), "rank"), seconds, !pause || freed == 0 ? "" : ", " + FormatBytes(freed) + " given back"),
-      seconds, options.json);
-  return kFine;
+  if (asked != Asked::kResume && std::ranges::any_of(ranks, is_otherwise))
+    return Complain(asked == Asked::kPark ? "the job is paused already: resume it first"
+                                          : "the job is parked: resume it first");
+  return Ask(asking, options, asked, out);
 }
 
 void AddResume(Arguments& arguments, RequestOptions& options) {

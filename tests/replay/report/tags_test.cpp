@@ -9,8 +9,8 @@
 #include "replay/report/trace.h"
 #include "tests/replay/job/memory_reader.h"
 #include "tests/replay/job/scripted_pool.h"
+#include "tests/replay/report/activity_after.h"
 #include "tests/replay/report/read_timeline.h"
-#include "tests/replay/report/standing_after.h"
 
 namespace amem {
 namespace {
@@ -139,7 +139,7 @@ TEST(Tags, who_stands_where_is_about_nccl_and_memory_held_about_all) {
   const auto failed = std::ranges::find_if(job.story.events(), [](const Event& event) {
     return std::holds_alternative<CycleFailed>(event.body);  // NCCL's pause
   });
-  const Standing now = test::StandingAfter({job.story.events().begin(), failed}, SessionStatus::kLive);
+  const SessionActivity now = test::ActivityAfter({job.story.events().begin(), failed}, SessionStatus::kLive);
   ASSERT_TRUE(now.trouble.empty()) << now.trouble;
   ASSERT_TRUE(now.attempt.has_value());
   EXPECT_EQ(now.attempt->kind, CycleKind::kPause);

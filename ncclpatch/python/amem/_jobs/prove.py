@@ -246,6 +246,17 @@ def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
         site.host.live(int(60 * minutes) + GRACE_SECONDS)
     if use := prover.in_use(0):
         raise CannotProve("%s. It would disturb them, and they it. End them, or choose other GPUs: CUDA_VISIBLE_DEVICES, --gpus" % use)
+    rows = rows_of(prover, said)
+    answer = answer_of(sites, rows, nccl, prover.complete)
+    if not prover.complete:
+        said("this proof is not complete" + ("; what failed is kept, so that no older proof speaks for it" if failures(answer) else ", and not kept"))
+    if failures(answer) or (prover.complete and rows[1]["outcome"] != SKIPPED):
+        keep_on_all(sites, answer, said)
+    return answer
+
+
+def rows_of(prover, said):
+    """What became of NCCL without AMem, of the defaults, of each setting, and of those together that `amem run --proved` would set."""
     value = _doctor.nccl_setting_reader(_doctor.Machine())
     rows = []
 
@@ -256,21 +267,22 @@ def prove(hosts, nccl, gpus=None, minutes=MINUTES, said=lambda text: None):
         said("%s ..." % setting.name)
         rows.append(prover.run(setting))
 
-    for setting in (STOCK, DEFAULT, *SETTINGS):
+    try_one(STOCK)
+    if rows[0]["outcome"] != PROVED:
+        raise CannotProve("NCCL without AMem does not run here: %s" % rows[0]["why"])
+    for setting in (DEFAULT, *SETTINGS):
         try_one(setting)
-        if setting is STOCK and rows[0]["outcome"] != PROVED:
-            raise CannotProve("NCCL without AMem does not run here: %s" % rows[0]["why"])
     alone = [row for row in rows if row["outcome"] == PROVED and row["variables"] and set(row["variables"]) <= set(proofs.OF_THE_MACHINE)]
-    if len(alone) > 1:  # what `amem run --proved` would set
+    if len(alone) > 1:
         try_one(Setting(" ".join(row["setting"] for row in alone), {name: value for row in alone for name, value in row["variables"].items()}))
-    answer = answer_of(sites, rows, nccl, prover.complete)
-    if not prover.complete:
-        said("this proof is not complete" + ("; what failed is kept, so that no older proof speaks for it" if failures(answer) else ", and not kept"))
-    if failures(answer) or (prover.complete and rows[1]["outcome"] != SKIPPED):
-        for site in sites:
-            if why := _kept_on(site.host, answer):
-                said("the proof cannot be kept on %s, so that `amem run --proved` will not find it: %s" % (site.about["host"], why))
-    return answer
+    return rows
+
+
+def keep_on_all(sites, answer, said):
+    """Where it cannot be kept, `said` hears why."""
+    for site in sites:
+        if why := _kept_on(site.host, answer):
+            said("the proof cannot be kept on %s, so that `amem run --proved` will not find it: %s" % (site.about["host"], why))
 
 
 def _kept_on(host, answer):

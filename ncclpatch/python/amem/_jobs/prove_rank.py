@@ -39,6 +39,33 @@ class Communicator:
         self.handle, self.ranks, self.own, self.size = handle, ranks, ranks.index(own), len(ranks)
 
 
+class Contents:
+    """What is in the driver's memory, compared with what should be; `compared` counts the bytes. A buffer that was written here is compared after
+    each resume."""
+
+    def __init__(self, driver, rank):
+        self.driver, self.rank, self.compared, self._written = driver, rank, 0, []
+
+    def write(self, address, contents):
+        self.driver.write(address, contents)
+        self._written.append((address, contents))
+
+    def expect_all(self):
+        for address, contents in self._written:
+            self.expect("contents of a buffer", address, contents)
+
+    def expect(self, what, address, expected):
+        got = self.driver.read(address, len(expected))
+        self.compared += len(expected)
+        if got == expected:
+            return
+        low, high = 0, len(expected)  # the first byte that differs
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if got[low:middle] != expected[low:middle] else (middle, high)
+        raise rank_process.Wrong("rank %d: %s: byte %d of %d is %d and not %d" % (self.rank, what, low, len(expected), got[low], expected[low]))
+
+
 class Proof(rank_process.Job):
     def __init__(self, rank, size, pipe, nccl, device):
         super().__init__(rank, size, pipe, nccl, device)
@@ -48,10 +75,10 @@ class Proof(rank_process.Job):
         self.buffer_bytes = (2 << 20) if self.driver.simulated else BUFFER
         self.send, self.receive, own = (self.driver.allocate(self.buffer_bytes).value for _ in range(3))
         self.program_bytes = 3 * self.buffer_bytes
-        self.groups, self.compared, self.kept = [], 0, []
+        self.groups, self.contents = [], Contents(self.driver, rank)
         self.window = self.user = self.graph = None
         self.notes = []
-        self.keep(own, 5)
+        self.fill(own, 5)
 
     # ---- NCCL's arguments
 
@@ -88,7 +115,7 @@ class Proof(rank_process.Job):
                 return
             found.append(pointer.value)
         self.user = found[0]
-        self.keep(found[1], 3)
+        self.fill(found[1], 3)
 
     def register_window(self):
         if self.user is None or self.version() < WITH_WINDOWS:
@@ -104,11 +131,9 @@ class Proof(rank_process.Job):
             self.notes.append("without %s, which answered %s" % (name, wrong[0]))
         return not wrong
 
-    def keep(self, address, salt):
+    def fill(self, address, salt):
         """Writes contents that are compared after each resume."""
-        contents = values(1, 7 * self.rank + salt, self.buffer_bytes // 4)
-        self.driver.write(address, contents)
-        self.kept.append((address, contents))
+        self.contents.write(address, values(1, 7 * self.rank + salt, self.buffer_bytes // 4))
 
     def capture(self):
         """A CUDA graph with an all-reduce from send to receive, which is replayed after each resume."""
@@ -124,17 +149,6 @@ class Proof(rank_process.Job):
 
     # ---- comparing
 
-    def expect(self, what, address, expected):
-        got = self.driver.read(address, len(expected))
-        self.compared += len(expected)
-        if got == expected:
-            return
-        low, high = 0, len(expected)  # the first byte that differs
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if got[low:middle] != expected[low:middle] else (middle, high)
-        raise rank_process.Wrong("rank %d: %s: byte %d of %d is %d and not %d" % (self.rank, what, low, len(expected), got[low], expected[low]))
-
     def run(self, what, source, wanted, act):
         """Writes `source` to send, poisons receive, acts, and compares."""
         self.driver.write(self.send, source)
@@ -144,7 +158,7 @@ class Proof(rank_process.Job):
         act()
         self.driver.synchronize()
         self.seconds += time.monotonic() - began
-        self.expect(what, self.receive, wanted)
+        self.contents.expect(what, self.receive, wanted)
 
     def collectives(self, group, size, salt):
         """Each kind once; they are stock calls on the default stream."""
@@ -190,8 +204,7 @@ class Proof(rank_process.Job):
         if self.graph is not None:
             executable, stream = self.graph
             self.run("a CUDA graph with an all-reduce", source, added, lambda: self.driver.call("cuGraphLaunch", executable, stream))
-        for address, contents in self.kept:
-            self.expect("contents of a buffer", address, contents)
+        self.contents.expect_all()
         return self.seconds
 
 
@@ -264,7 +277,7 @@ def prove(pipe, rank, size, nccl, device, cycles, shared, windows):
         if renews:  # a job's pauses may know nothing of other hosts
             cycle(proof, amem, {name: [] for name in ("pause_seconds", "resume_seconds", "collectives_seconds")}, cycles, {})
     proof.barrier()
-    return {**result, "compared_bytes": proof.compared, "window": proof.window is not None, "graph": proof.graph is not None, "notes": proof.notes}
+    return {**result, "compared_bytes": proof.contents.compared, "window": proof.window is not None, "graph": proof.graph is not None, "notes": proof.notes}
 
 
 if __name__ == "__main__":

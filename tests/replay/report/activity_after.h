@@ -4,11 +4,11 @@
 #include <array>
 #include <span>
 
-#include "replay/report/standing.h"
+#include "replay/report/activity.h"
 
 namespace amem::test {
 
-inline Standing StandingAfter(std::span<const Event> events, SessionStatus status) {
+inline SessionActivity ActivityAfter(std::span<const Event> events, SessionStatus status) {
   Folded folded;
   SessionStory story;
   StoryBuilder builder(story);
@@ -18,7 +18,7 @@ inline Standing StandingAfter(std::span<const Event> events, SessionStatus statu
   for (const Event& event : events) {
     if (!folded.broken) folding.Take(event);
   }
-  return StandingOf(folded, story, status);
+  return ActivityOf(folded, story, status);
 }
 
 }  // namespace amem::test

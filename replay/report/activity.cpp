@@ -1,4 +1,4 @@
-#include "replay/report/standing.h"
+#include "replay/report/activity.h"
 
 #include <fmt/format.h>
 
@@ -18,9 +18,9 @@
 
 namespace amem {
 
-Standing StandingOf(const Folded& folded, const SessionStory& story, SessionStatus status) {
+SessionActivity ActivityOf(const Folded& folded, const SessionStory& story, SessionStatus status) {
   const State& state = folded.state;
-  Standing now{.who = state.session, .status = status, .lifecycle = state.lifecycle};
+  SessionActivity now{.who = state.session, .status = status, .lifecycle = state.lifecycle};
   const Holdings holdings = Measure(state);
   const Bytes whole = holdings.own_device + holdings.slabs_free + holdings.pools;
   if (!HasEnded(status)) {
@@ -41,7 +41,7 @@ Standing StandingOf(const Folded& folded, const SessionStory& story, SessionStat
   return now;
 }
 
-std::string Standing::failure() const {
+std::string SessionActivity::failure() const {
   if (!ended || ended->end != Attempt::End::kFailed) return {};
   return ended->failure.empty() ? "failed" : ended->failure;
 }
@@ -52,11 +52,11 @@ namespace {
 // before the beginning, for the sessions that it is connected with, directly or through others, and that have not come.
 class Waits {
  public:
-  explicit Waits(std::span<const Standing> sessions) {
-    for (const Standing& s : sessions) by_id_.emplace(s.who.session, &s);
+  explicit Waits(std::span<const SessionActivity> sessions) {
+    for (const SessionActivity& s : sessions) by_id_.emplace(s.who.session, &s);
   }
 
-  [[nodiscard]] std::vector<SessionId> Of(const Standing& who) const {
+  [[nodiscard]] std::vector<SessionId> Of(const SessionActivity& who) const {
     std::vector<SessionId> late;
     if (who.status != SessionStatus::kLive || !who.attempt || !who.progress.waits()) return late;
     for (const SessionId id : who.attempt->begun ? who.attempt->members : Connected(who)) {
@@ -69,22 +69,28 @@ class Waits {
 
  private:
   // Those that share memory with it, directly or through others, and live.
-  [[nodiscard]] std::vector<SessionId> Connected(const Standing& who) const {
+  [[nodiscard]] std::vector<SessionId> Connected(const SessionActivity& who) const {
+    const auto knows = [](const SessionActivity& s, SessionId peer) {
+      return std::ranges::find(s.peers, peer) != s.peers.end();
+    };
     std::set<SessionId> seen{who.who.session};
     std::vector<SessionId> found{who.who.session};
-    for (std::size_t i = 0; i < found.size(); ++i) {
+    std::vector<const SessionActivity*> reached{&who};
+    for (std::size_t i = 0; i < reached.size(); ++i) {
+      const SessionActivity& from = *reached[i];
       for (const auto& [id, other] : by_id_) {
-        const auto knows = [](const Standing& s, SessionId peer) { return std::ranges::find(s.peers, peer) != s.peers.end(); };
-        const bool linked = knows(*other, found[i]) || knows(*by_id_.at(found[i]), id);
+        const bool linked = knows(*other, from.who.session) || knows(from, id);
         const bool counts = other->status == SessionStatus::kLive && other->who.group == who.who.group;
-        if (linked && counts && seen.insert(id).second) found.push_back(id);
+        if (!linked || !counts || !seen.insert(id).second) continue;
+        found.push_back(id);
+        reached.push_back(other);
       }
     }
     return found;
   }
 
   // Whether `other` is as far as `who`, which waits: the members of a pause or resume take the same phases one after the other.
-  [[nodiscard]] static bool HasDoneItsPart(const Standing& other, const Standing& who) {
+  [[nodiscard]] static bool HasDoneItsPart(const SessionActivity& other, const SessionActivity& who) {
     const Attempt& mine = *who.attempt;
     if (other.attempt && other.attempt->kind == mine.kind) {
       const Attempt& theirs = *other.attempt;
@@ -96,7 +102,7 @@ class Waits {
     return !other.attempt && other.ended && other.ended->kind == mine.kind && other.ended->ended.time_ns >= mine.came().time_ns;
   }
 
-  std::map<SessionId, const Standing*> by_id_;
+  std::map<SessionId, const SessionActivity*> by_id_;
 };
 
 using Json = nlohmann::ordered_json;
@@ -108,9 +114,9 @@ constexpr std::size_t kFewNames = 6;               // so many sessions are liste
 constexpr std::uint64_t kLong_ns = 1'000'000'000;  // a step that takes so long is named
 constexpr std::size_t kFailureLength = 160;
 
-JobNames NamesIn(const StandingPicture& picture) {
+JobNames NamesIn(const JobPicture& picture) {
   JobNames names;
-  for (const Standing& s : picture.sessions) names.Add(s.who);
+  for (const SessionActivity& s : picture.sessions) names.Add(s.who);
   return names;
 }
 
@@ -124,21 +130,21 @@ std::string FewNames(const JobNames& names, std::vector<SessionId> sessions) {
   return fmt::format("{} and {} more", fmt::join(words, ", "), more);
 }
 
-std::string StateWord(const Standing& s) {
+std::string StateWord(const SessionActivity& s) {
   const bool may_live =
       s.status == SessionStatus::kLive || s.status == SessionStatus::kCopied || s.status == SessionStatus::kUnknown;
   if (!may_live) return std::string(ToText(s.status));
   return std::string(ToText(s.lifecycle));
 }
 
-std::uint64_t SinceNs(const StandingPicture& picture, const Standing& s) {
+std::uint64_t SinceNs(const JobPicture& picture, const SessionActivity& s) {
   const bool here = s.status == SessionStatus::kLive && picture.now.Wrote(s.who);
   const std::uint64_t now = here ? picture.now.now_ns : s.last_ns;
   return now - std::min(now, s.since_ns);
 }
 
 // "pause 3", with what happens in it.
-std::string AttemptText(const Standing& s, bool with_steps) {
+std::string AttemptText(const SessionActivity& s, bool with_steps) {
   if (!s.attempt) return {};
   const Progress& p = s.progress;
   std::string text = NameOf(*s.attempt);
@@ -152,7 +158,7 @@ std::string AttemptText(const Standing& s, bool with_steps) {
   return text;
 }
 
-std::string Trouble(const Standing& s) {
+std::string Trouble(const SessionActivity& s) {
   std::string text = s.trouble;
   if (text.empty() && !s.failure().empty()) text = fmt::format("{} failed: {}", NameOf(*s.ended), s.failure());
   return text.size() <= kFailureLength ? text : CutTo(std::move(text), kFailureLength) + " ...";
@@ -164,7 +170,7 @@ using Row = std::vector<std::string>;
 
 class PictureTable {
  public:
-  PictureTable(const StandingPicture& picture, CycleKind kind) : picture_(picture), names_(NamesIn(picture)), kind_(kind) {}
+  PictureTable(const JobPicture& picture, CycleKind kind) : picture_(picture), names_(NamesIn(picture)), kind_(kind) {}
 
   [[nodiscard]] Row Head() const {
     Row row = {"RANK", "PID", "STATE", "CYCLE"};
@@ -173,7 +179,7 @@ class PictureTable {
     return row;
   }
   [[nodiscard]] Row RowOf(std::size_t index) const {
-    const Standing& s = picture_.sessions[index];
+    const SessionActivity& s = picture_.sessions[index];
     Row row = {names_.ShortName(s.who.session), std::to_string(s.who.pid), StateWord(s),
                s.attempt ? NameOf(*s.attempt) : std::string()};
     for (std::size_t phase = 0; phase < kPhases; ++phase) row.push_back(Cell(s, phase));
@@ -185,7 +191,7 @@ class PictureTable {
   }
 
  private:
-  [[nodiscard]] std::string Cell(const Standing& s, std::size_t phase) const {
+  [[nodiscard]] std::string Cell(const SessionActivity& s, std::size_t phase) const {
     if (!s.attempt || s.attempt->kind != kind_) return {};
     const Progress& p = s.progress;
     if (phase == 0) return p.begun() ? "done" : "waits";
@@ -200,7 +206,7 @@ class PictureTable {
   }
 
   [[nodiscard]] std::string Note(std::size_t index) const {
-    const Standing& s = picture_.sessions[index];
+    const SessionActivity& s = picture_.sessions[index];
     std::vector<std::string> parts;
     if (const auto by = picture_.waited_for_by.find(s.who.session); by != picture_.waited_for_by.end())
       parts.push_back(fmt::format("<- {} for it", by->second == 1 ? "1 waits" : fmt::format("{} wait", by->second)));
@@ -211,15 +217,15 @@ class PictureTable {
     return fmt::format("{}", fmt::join(parts, "; "));
   }
 
-  const StandingPicture& picture_;
+  const JobPicture& picture_;
   const JobNames names_;
   const CycleKind kind_;
 };
 
 // What most of them are in or, where none is, the kind of the last that ended.
-CycleKind KindShown(const StandingPicture& picture) {
+CycleKind KindShown(const JobPicture& picture) {
   std::array<std::size_t, 2> open{}, ended{};
-  for (const Standing& s : picture.sessions) {
+  for (const SessionActivity& s : picture.sessions) {
     if (s.attempt) ++open[static_cast<std::size_t>(s.attempt->kind)];
     if (s.ended) ++ended[static_cast<std::size_t>(s.ended->kind)];
   }
@@ -228,12 +234,12 @@ CycleKind KindShown(const StandingPicture& picture) {
 }
 
 // The rows for which there is room, in their order.
-std::vector<std::size_t> RowsShown(const StandingPicture& picture, std::size_t room) {
+std::vector<std::size_t> RowsShown(const JobPicture& picture, std::size_t room) {
   std::vector<std::size_t> shown(picture.sessions.size());
   std::iota(shown.begin(), shown.end(), std::size_t{0});
   if (room == 0 || shown.size() <= room) return shown;
   const auto dull = [&](std::size_t i) {
-    const Standing& s = picture.sessions[i];
+    const SessionActivity& s = picture.sessions[i];
     if (picture.waited_for_by.contains(s.who.session)) return 0;
     if (s.status != SessionStatus::kLive || !s.failure().empty() || !s.trouble.empty()) return 1;
     return s.attempt ? 2 : 3;
@@ -246,15 +252,15 @@ std::vector<std::size_t> RowsShown(const StandingPicture& picture, std::size_t r
 
 }  // namespace
 
-StandingPicture::StandingPicture(std::vector<Standing> standings, ThisHost moment)
-    : sessions(std::move(standings)), now(std::move(moment)) {
-  std::ranges::stable_sort(sessions, {}, [](const Standing& s) { return std::pair(s.who.rank < 0, s.who.rank); });
+JobPicture::JobPicture(std::vector<SessionActivity> activities, ThisHost moment)
+    : sessions(std::move(activities)), now(std::move(moment)) {
+  std::ranges::stable_sort(sessions, {}, [](const SessionActivity& s) { return std::pair(s.who.rank < 0, s.who.rank); });
   const Waits waits(sessions);
-  for (const Standing& s : sessions)
+  for (const SessionActivity& s : sessions)
     for (const SessionId session : waits_for.emplace_back(waits.Of(s))) ++waited_for_by[session];
 }
 
-std::vector<std::string> PictureLines(const StandingPicture& picture, PictureSize size) {
+std::vector<std::string> PictureLines(const JobPicture& picture, PictureSize size) {
   const PictureTable table(picture, KindShown(picture));
   const std::vector<std::size_t> shown = RowsShown(picture, size.rows > 2 ? size.rows - 2 : size.rows);
   std::vector<Row> rows = {table.Head()};
@@ -267,8 +273,8 @@ std::vector<std::string> PictureLines(const StandingPicture& picture, PictureSiz
   return lines;
 }
 
-std::string StandingSentence(const StandingPicture& picture, std::size_t index, bool with_steps) {
-  const Standing& s = picture.sessions[index];
+std::string ActivitySentence(const JobPicture& picture, std::size_t index, bool with_steps) {
+  const SessionActivity& s = picture.sessions[index];
   const JobNames names = NamesIn(picture);
   std::string text = fmt::format("{}: {}", names.ShortName(s.who.session), StateWord(s));
   if (const std::string attempt = AttemptText(s, with_steps); !attempt.empty()) text += ", " + attempt;
@@ -301,13 +307,13 @@ void WriteFields(To& to, const CycleRow& row) {
 }
 
 struct SessionRow {
-  Standing of;
+  SessionActivity of;
   double since_seconds = 0;
   std::vector<SessionId> waits_for;
 };
 template <class To>
 void WriteFields(To& to, const SessionRow& row) {
-  const Standing& s = row.of;
+  const SessionActivity& s = row.of;
   to("session", s.who.session);
   to("rank", RankShown(s.who.rank), "null: unknown");
   to("pid", AtLeast<0>{s.who.pid});
@@ -336,10 +342,10 @@ void WriteFields(To& to, const PictureRows& rows) {
 
 }  // namespace
 
-nlohmann::ordered_json PictureJson(const StandingPicture& picture, std::uint64_t wall_ns) {
+nlohmann::ordered_json PictureJson(const JobPicture& picture, std::uint64_t wall_ns) {
   PictureRows rows{.wall_ns = wall_ns};
   for (std::size_t i = 0; i < picture.sessions.size(); ++i) {
-    const Standing& s = picture.sessions[i];
+    const SessionActivity& s = picture.sessions[i];
     rows.sessions.push_back({s, static_cast<double>(SinceNs(picture, s)) / 1e9, picture.waits_for[i]});
   }
   return Object(rows);

@@ -1,5 +1,5 @@
 // Standings: what `amem-replay watch` shows of sessions that are in a pause or resume.
-#include "replay/report/standing.h"
+#include "replay/report/activity.h"
 
 #include <gtest/gtest.h>
 
@@ -8,48 +8,48 @@
 #include <vector>
 
 #include "tests/replay/diagnosis/scripted_cycles.h"
-#include "tests/replay/report/standing_after.h"
+#include "tests/replay/report/activity_after.h"
 
 namespace amem {
 namespace {
 
-Standing StandingOf(test::Story& story, SessionStatus status = SessionStatus::kLive) {
-  return test::StandingAfter(story.events(), status);
+SessionActivity ActivityOf(test::Story& story, SessionStatus status = SessionStatus::kLive) {
+  return test::ActivityAfter(story.events(), status);
 }
 
-class StandingOfCycle : public ::testing::Test {
+class ActivityInCycle : public ::testing::Test {
  protected:
-  StandingPicture Picture(SessionStatus importer_is = SessionStatus::kLive, SessionStatus owner_is = SessionStatus::kLive) {
-    return {{StandingOf(job_.owner, owner_is), StandingOf(job_.importer, importer_is)},
+  JobPicture Picture(SessionStatus importer_is = SessionStatus::kLive, SessionStatus owner_is = SessionStatus::kLive) {
+    return {{ActivityOf(job_.owner, owner_is), ActivityOf(job_.importer, importer_is)},
             ThisHost{"boot-1", job_.clock + 3 * test::kSecond}};
   }
   using Late = std::vector<SessionId>;
   test::CycleJob job_;
 };
 
-TEST_F(StandingOfCycle, a_running_session_waits_for_nobody) {
-  const Standing now = StandingOf(job_.owner);
+TEST_F(ActivityInCycle, a_running_session_waits_for_nobody) {
+  const SessionActivity now = ActivityOf(job_.owner);
   EXPECT_EQ(now.lifecycle, Lifecycle::kRunning);
   EXPECT_FALSE(now.attempt);
   EXPECT_EQ(now.held, 2 * test::kMiB);
   EXPECT_EQ(now.released, 0U);
-  const StandingPicture picture = Picture();
+  const JobPicture picture = Picture();
   EXPECT_EQ(picture.waits_for, (std::vector<Late>{{}, {}}));
 }
 
-TEST_F(StandingOfCycle, who_has_come_waits_for_those_it_shares_memory_with) {
+TEST_F(ActivityInCycle, who_has_come_waits_for_those_it_shares_memory_with) {
   job_.Arrive(job_.owner, CycleKind::kPause);
-  const StandingPicture picture = Picture();
+  const JobPicture picture = Picture();
   EXPECT_EQ(picture.waits_for, (std::vector<Late>{{job_.importer.id()}, {}}));
-  EXPECT_EQ(StandingSentence(picture, 0, true), "rank 0: running, pause 1, has come, waits for rank 1");
+  EXPECT_EQ(ActivitySentence(picture, 0, true), "rank 0: running, pause 1, has come, waits for rank 1");
   EXPECT_EQ(Picture(SessionStatus::kClosed).waits_for[0], Late{}) << "a session that left in order is not waited for";
 }
 
-TEST_F(StandingOfCycle, the_steps_of_a_phase_are_counted_and_the_one_under_way_is_left) {
+TEST_F(ActivityInCycle, the_steps_of_a_phase_are_counted_and_the_one_under_way_is_left) {
   job_.BeginAll(CycleKind::kPause);
   const std::size_t planned = test::PlannedSteps(job_.owner, PhaseKind::kPauseSave).size();
   job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
-  const Standing now = StandingOf(job_.owner);
+  const SessionActivity now = ActivityOf(job_.owner);
   ASSERT_TRUE(now.attempt);
   EXPECT_TRUE(now.attempt->begun);
   EXPECT_EQ(now.progress.steps_done + now.progress.steps_left, planned);
@@ -60,20 +60,20 @@ TEST_F(StandingOfCycle, the_steps_of_a_phase_are_counted_and_the_one_under_way_i
   EXPECT_EQ(now.since_ns, job_.owner.events().back().time_ns);
 }
 
-TEST_F(StandingOfCycle, who_is_through_waits_for_the_member_that_is_not) {
+TEST_F(ActivityInCycle, who_is_through_waits_for_the_member_that_is_not) {
   job_.BeginAll(CycleKind::kPause);
   job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
   job_.Work(job_.importer, PhaseKind::kPauseSave);
   EXPECT_EQ(Picture().waits_for, (std::vector<Late>{{}, {job_.owner.id()}}))
       << "no vote is recorded: the plan has nothing left";
   job_.importer.Then(VoteCast{.phase = PhaseKind::kPauseSave});
-  const StandingPicture picture = Picture();
+  const JobPicture picture = Picture();
   EXPECT_EQ(picture.waits_for, (std::vector<Late>{{}, {job_.owner.id()}}));
   EXPECT_EQ(picture.waited_for_by.at(job_.owner.id()), 1U);
-  EXPECT_TRUE(test::Has(StandingSentence(picture, 1, false), "rank 1: pausing, pause 1, save, waits for rank 0"));
+  EXPECT_TRUE(test::Has(ActivitySentence(picture, 1, false), "rank 1: pausing, pause 1, save, waits for rank 0"));
 }
 
-TEST_F(StandingOfCycle, a_member_that_is_a_phase_ahead_has_done_its_part_of_the_one_before) {
+TEST_F(ActivityInCycle, a_member_that_is_a_phase_ahead_has_done_its_part_of_the_one_before) {
   job_.BeginAll(CycleKind::kPause);
   for (test::Story* story : {&job_.owner, &job_.importer}) job_.Work(*story, PhaseKind::kPauseSave);
   job_.Decide(job_.importer, PhaseKind::kPauseSave);
@@ -81,55 +81,55 @@ TEST_F(StandingOfCycle, a_member_that_is_a_phase_ahead_has_done_its_part_of_the_
   EXPECT_EQ(Picture().waits_for, (std::vector<Late>{{}, {job_.owner.id()}}));
 }
 
-TEST_F(StandingOfCycle, of_many_that_are_waited_for_the_lowest_ranks_are_named) {
+TEST_F(ActivityInCycle, of_many_that_are_waited_for_the_lowest_ranks_are_named) {
   job_.Arrive(job_.owner, CycleKind::kPause);
-  std::vector<Standing> all = {StandingOf(job_.owner)};
+  std::vector<SessionActivity> all = {ActivityOf(job_.owner)};
   for (std::uint64_t i = 1; i <= 8; ++i) {  // sessions in the other order than ranks
-    all.push_back(StandingOf(job_.importer));
+    all.push_back(ActivityOf(job_.importer));
     all.back().who.session = SessionId{100 - i};
     all.back().who.rank = static_cast<std::int32_t>(i);
     all.back().peers = {job_.owner.id()};
   }
-  EXPECT_HAS(StandingSentence({all, ThisHost{}}, 0, false),
+  EXPECT_HAS(ActivitySentence({all, ThisHost{}}, 0, false),
              "waits for rank 1, rank 2, rank 3, rank 4, rank 5, rank 6 and 2 more");
 }
 
-TEST_F(StandingOfCycle, a_member_that_died_is_waited_for_until_its_death_is_told) {
+TEST_F(ActivityInCycle, a_member_that_died_is_waited_for_until_its_death_is_told) {
   job_.BeginAll(CycleKind::kPause);
   job_.Work(job_.importer, PhaseKind::kPauseSave);
   job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
-  const StandingPicture picture = Picture(SessionStatus::kLive, SessionStatus::kCrashed);
+  const JobPicture picture = Picture(SessionStatus::kLive, SessionStatus::kCrashed);
   EXPECT_EQ(picture.waits_for, (std::vector<Late>{{}, {job_.owner.id()}}));
-  EXPECT_TRUE(test::Has(StandingSentence(picture, 0, true), "rank 0: crashed"));
+  EXPECT_TRUE(test::Has(ActivitySentence(picture, 0, true), "rank 0: crashed"));
 }
 
-TEST_F(StandingOfCycle, an_undo_names_itself_and_what_failed_stays_until_the_next) {
+TEST_F(ActivityInCycle, an_undo_names_itself_and_what_failed_stays_until_the_next) {
   job_.BeginAll(CycleKind::kPause);
   job_.PhaseOfAll(PhaseKind::kPauseSave);
   job_.Work(job_.owner, PhaseKind::kPauseDropImports);
   job_.Decide(job_.owner, PhaseKind::kPauseDropImports, job_.importer.id(), "rank 1 failed");
-  EXPECT_TRUE(StandingOf(job_.owner).progress.undoing);
+  EXPECT_TRUE(ActivityOf(job_.owner).progress.undoing);
   job_.owner.Then(CycleFailed{CycleKind::kPause, 1, true, "rank 1 failed"});
-  const Standing now = StandingOf(job_.owner);
+  const SessionActivity now = ActivityOf(job_.owner);
   EXPECT_FALSE(now.attempt);
   EXPECT_EQ(now.failure(), "rank 1 failed");
   EXPECT_EQ(now.ended->cycle, 1U);
 }
 
-TEST_F(StandingOfCycle, a_long_failure_is_cut_between_characters) {
+TEST_F(ActivityInCycle, a_long_failure_is_cut_between_characters) {
   std::string long_path;
   for (int i = 0; i < 200; ++i) long_path += "\u00e9";
   for (const char* before : {"", "/"}) {
     test::CycleJob job;
     job.BeginAll(CycleKind::kPause);
     job.owner.Then(CycleFailed{CycleKind::kPause, 1, true, before + long_path});
-    const StandingPicture picture{{StandingOf(job.owner), StandingOf(job.importer)}, ThisHost{"boot-1", job.clock}};
-    const std::string said = StandingSentence(picture, 0, true);
+    const JobPicture picture{{ActivityOf(job.owner), ActivityOf(job.importer)}, ThisHost{"boot-1", job.clock}};
+    const std::string said = ActivitySentence(picture, 0, true);
     EXPECT_TRUE(said.ends_with("\u00e9 ...")) << said;
   }
 }
 
-TEST_F(StandingOfCycle, the_picture_has_a_cell_for_each_phase) {
+TEST_F(ActivityInCycle, the_picture_has_a_cell_for_each_phase) {
   job_.BeginAll(CycleKind::kPause);
   job_.WorkInto(job_.owner, PhaseKind::kPauseSave, StepKind::kScan);
   job_.Work(job_.importer, PhaseKind::kPauseSave);
@@ -144,10 +144,10 @@ TEST_F(StandingOfCycle, the_picture_has_a_cell_for_each_phase) {
   for (const std::string& line : PictureLines(Picture(), {40, 0})) EXPECT_LE(line.size(), 40U);
 }
 
-TEST_F(StandingOfCycle, where_rows_do_not_fit_those_that_are_waited_for_stay) {
-  std::vector<Standing> many;
+TEST_F(ActivityInCycle, where_rows_do_not_fit_those_that_are_waited_for_stay) {
+  std::vector<SessionActivity> many;
   for (std::uint64_t i = 0; i < 64; ++i) {
-    Standing s = StandingOf(job_.owner);
+    SessionActivity s = ActivityOf(job_.owner);
     s.who.session = SessionId{100 + i};
     s.who.rank = static_cast<std::int32_t>(i);
     s.peers.clear();
@@ -160,7 +160,7 @@ TEST_F(StandingOfCycle, where_rows_do_not_fit_those_that_are_waited_for_stay) {
   EXPECT_HAS(lines.back(), "54 more sessions");
 }
 
-TEST_F(StandingOfCycle, json_has_who_waits_for_whom_and_how_long) {
+TEST_F(ActivityInCycle, json_has_who_waits_for_whom_and_how_long) {
   job_.Arrive(job_.owner, CycleKind::kPause);
   const nlohmann::json json = nlohmann::json::parse(PictureJson(Picture(), 1'700'000'000'000'000'000).dump());
   const auto& owner = json["sessions"][0];
@@ -173,9 +173,9 @@ TEST_F(StandingOfCycle, json_has_who_waits_for_whom_and_how_long) {
   EXPECT_TRUE(test::Has(json["at"], "2023-11-14 22:13:20"));
 }
 
-TEST_F(StandingOfCycle, an_event_that_cannot_follow_ends_what_is_known_and_says_so) {
+TEST_F(ActivityInCycle, an_event_that_cannot_follow_ends_what_is_known_and_says_so) {
   job_.owner.Then(Mapped{.address = Address{1}, .bytes = 1, .allocation = AllocationId{77}});
-  EXPECT_TRUE(test::Has(StandingOf(job_.owner).trouble, "does not fit"));
+  EXPECT_TRUE(test::Has(ActivityOf(job_.owner).trouble, "does not fit"));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/file.h"
+#include "statemachine/check.h"
 
 namespace amem {
 
@@ -76,6 +77,9 @@ Status SharedPageTable::Publish(const PeerIdentity& self) {
 }
 
 Status SharedPageTable::Publish(board::ScopeFacts of_scope) {
+  AMEM_CHECK(std::ranges::is_sorted(of_scope.neighbours), of_scope.tag);  // one that did not change is not written again
+  AMEM_CHECK(!std::ranges::binary_search(of_scope.neighbours, self_), of_scope.tag);    // nobody is its own neighbour
+  AMEM_CHECK((of_scope.lost == SessionId()) == (of_scope.lost_ns == 0), of_scope.tag);  // a loss has its time
   const std::lock_guard lock(mutex_);
   const auto at = std::ranges::find(facts_.scopes, of_scope.tag, &board::ScopeFacts::tag);
   if (at != facts_.scopes.end() && *at == of_scope) return {};

@@ -673,5 +673,22 @@ TEST_F(AssemblyProcessTest, a_session_without_a_page_shares_memory_and_a_round_w
       << desk_->said[1].data();
 }
 
+// ---- checks --------------------------------------------------------------------------------------------------------------
+
+TEST(OwnPage, does_not_say_what_cannot_be_true) {
+  SharedPageTable pages(SessionId{2});
+  const auto publish = [&](std::vector<SessionId> neighbours, SessionId lost = {}) {
+    board::ScopeFacts facts{.tag = "weights"};
+    facts.neighbours = std::move(neighbours);
+    facts.lost = lost;
+    return pages.Publish(std::move(facts)).code();
+  };
+  EXPECT_EQ(publish({SessionId{1}, SessionId{2}}), Code::kInvalid) << "nobody is its own neighbour";
+  EXPECT_EQ(publish({SessionId{3}, SessionId{1}}), Code::kInvalid);
+  EXPECT_EQ(publish({SessionId{1}}, SessionId{9}), Code::kInvalid) << "when was it lost?";
+  EXPECT_TRUE(pages.OwnFacts().scopes.empty());
+  EXPECT_EQ(publish({SessionId{1}, SessionId{3}}), Code::kOk);
+}
+
 }  // namespace
 }  // namespace amem

@@ -37,8 +37,8 @@ struct RankView {
   RankProcess process;
   std::int32_t rank = -1;          // -1: no launcher gave it a number
   bool alive = true;               // and in contact with this program
-  bool heard = false;              // it has told how it stands
-  RankStatus is;                   // as it told last
+  bool heard = false;              // its status is known
+  RankStatus is;                   // as it said last
   std::optional<Account> account;  // where the tool has read the rank's journal
   std::string lost = "has ended";  // if it is not alive: that, or that only the connection to it is known to have ended
 

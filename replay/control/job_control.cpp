@@ -47,8 +47,8 @@ Result<JobControl> JobControl::Open(const std::vector<RankPlace>& ranks, const s
   return job;
 }
 
-// Ranks that come, or wait, for a tool that has died see its end, and go on or pause as the first of them was told. A program
-// that was interrupted in its safe point may never come back to it, and is not waited for.
+// Ranks that come, or wait, for a tool that has died see its end, and go on or pause as the order of the first of them says. A
+// program that was interrupted in its safe point may never come back to it, and is not waited for.
 void JobControl::AwaitEndOfEarlier() {
   const auto none = [&](std::initializer_list<Phase> phases) {
     return std::ranges::none_of(
@@ -91,7 +91,7 @@ void JobControl::GiveAll() {
   order_.by_pid = ::getpid();
   for (RankLink& rank : ranks_) {
     rank.Give(order_);
-    // That this one was told first holds of what was sent, and not of what waits for room.
+    // It is the first to have the order only once that is sent, and not while it waits for room.
     if (rank->process.session == order_.told_first)
       Await({&rank, 1}, In(kAnswerSoon), [&] { return rank.has_room() || !rank->alive; });
   }
@@ -146,7 +146,8 @@ Result<const RankLink*> JobControl::AwaitRanks(Ask asked, Deadline until,
   }
 }
 
-// ---- how they stand --------------------------------------------------------------------------------------------------------
+// ---- status of the ranks
+// --------------------------------------------------------------------------------------------------------
 
 bool JobControl::HasCome(const RankLink& rank) const {
   return Has(rank, Phase::kArrived) || Has(rank, Phase::kPaused) || rank->is.own_pause == OwnPause::kPaused;
@@ -163,7 +164,7 @@ bool JobControl::HasGivenUp(const RankLink& rank) const {
 }
 
 Status JobControl::LostContact(const RankLink& rank) {
-  return {Code::kPeerLost, rank.name() + " has not heard of this program for too long, and runs on"};
+  return {Code::kPeerLost, rank.name() + " got no message from this command for 30 s, and runs on"};
 }
 
 Status JobControl::FirstFailure(Ask asked) const {

@@ -35,7 +35,7 @@ class JobControl final : public AskedJob {
       : sockets_(std::move(sockets)), ranks_(std::move(ranks)) {}
 
   enum class Coming { kAll, kNotYet, kOnceMore };
-  // A stop between launches (stop_launches.cpp): ok when all ranks stand there.
+  // A stop between launches (stop_launches.cpp): ok when all ranks have stopped there.
   [[nodiscard]] Result<bool> StopsBetweenLaunches(const AskOptions& options) const;
   Status StopLaunches(const AskOptions& options, Deadline until, const Progress& progress);
   // What the ranks say of their launches. A failure: one of them cannot be stopped so, or has ended or failed.

@@ -22,8 +22,8 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
   };
   const Deadline until = In(options.deadline);
   AskAll(ranks_);
-  // A tool that died may have told some ranks only. Those wait inside that resume for the others, and come to nothing else
-  // before it has ended, well or not.
+  // A tool that died may have sent its order to some ranks only. Those wait inside that resume for the others, and come to
+  // nothing else before it has ended, well or not.
   if (one_is(Phase::kResuming)) static_cast<void>(Resume(options.deadline, progress));
   const bool was_paused = one_is(Phase::kPaused);
   AMEM_ASSIGN(const bool between, StopsBetweenLaunches(options));
@@ -35,9 +35,9 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
     Withdraw();
     return come;
   }
-  if (progress) progress(options.parks ? "all ranks stand" : "all ranks have come, and pause");
+  if (progress) progress(options.parks ? "all ranks have stopped" : "all ranks have stopped, and pause now");
   for (const Stage stage : {Stage::kTags, Stage::kNccl}) {
-    AMEM_CHECK(order_.stage < stage, order_.request);  // what the ranks have been told is not taken back
+    AMEM_CHECK(order_.stage < stage, order_.request);  // an order that was sent is not taken back
     AMEM_CHECK(order_.ask == Ask::kPause, order_.request);
     SetStage(stage);
     if (const Status done = AwaitStage(stage); !done.ok()) return was_paused ? done : UndoPause(done);
@@ -53,7 +53,7 @@ Status JobControl::AgreeOnStep(const AskOptions& options) {
     if (HasCome(rank) || is.phase == Phase::kPaused) continue;
     const std::uint64_t next = Has(rank, Phase::kHeld) ? is.at : is.steps + 1;
     if (options.at_step && *options.at_step < next)
-      return {Code::kRefused, fmt::format("{} has come to safe point {} already; choose a later one than {}", rank.name(),
+      return {Code::kRefused, fmt::format("{} has reached safe point {} already; choose a later one than {}", rank.name(),
                                           next - 1, *options.at_step)};
     least = std::max(least, next);
   }
@@ -138,7 +138,7 @@ Status JobControl::DidNotCome(std::chrono::milliseconds deadline) const {
     if (waits && rank.answered()) continue;
     all += fmt::format("{}{}: {}", all.empty() ? "" : "\n", rank.name(), rank.DoingInDetail());
   }
-  if (all.empty()) all = "all came in the end";
+  if (all.empty()) all = "all reached it after the deadline";
   const std::string step = order_.target == 0 ? "a safe point" : fmt::format("safe point {}", order_.target);
   return {Code::kTimeout, fmt::format("not all ranks came to {} within {:.1f} s, and nothing was paused\n{}", step,
                                       static_cast<double>(deadline.count()) / 1e3, all)};
@@ -163,16 +163,16 @@ Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& pr
   for (const Stage stage : {Stage::kTags, Stage::kNccl}) {
     if (stage == Stage::kNccl) SetStage(stage);
     const auto waits_for = AwaitRanks(Ask::kResume, until, [&](const RankLink& rank) -> Result<bool> {
-      // A tool that died while it told one rank after the other may have left some of them in the resume of NCCL's memory,
-      // which ends when the others come to it.
+      // A tool that died while it sent its order to one rank after the other may have left some of them in the resume of NCCL's
+      // memory, which ends when the others come to it.
       const bool speaks = IsAbout(rank) || (stage == Stage::kTags && rank->is.phase == Phase::kResuming);
       const bool waited_for = rank->alive && resuming.contains(rank->process.session);
-      // One that has ended the earlier resume meanwhile hears of this one at its next safe point, which may be late.
+      // One that has ended the earlier resume meanwhile sees this one at its next safe point, which may be late.
       const bool runs = rank->heard && rank->is.phase == Phase::kRunning;
       return !waited_for || runs || (speaks && rank->is.stage_done >= stage);
     });
     if (waits_for && *waits_for == nullptr) continue;
-    // Tags that are back already are paused again, so that all stands as it did.
+    // Tags that are back already are paused again, so that everything is paused as before.
     if (!waits_for && waits_for.status().code() != Code::kTimeout) Post(Ask::kPause, tags, Stage::kNccl);
     if (!waits_for) return waits_for.status();
     const RankLink& late = **waits_for;

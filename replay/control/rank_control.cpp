@@ -8,7 +8,7 @@
 namespace amem::control {
 
 constexpr int kTries = 20;
-constexpr std::chrono::microseconds kBetweenReadings{500};  // while launches are held until all stand
+constexpr std::chrono::microseconds kBetweenReadings{500};  // while launches are held until all have stopped
 
 void RankControl::Begin(SessionId self, Actions& actions, std::uint64_t steps) {
   const std::lock_guard serving(serving_);

@@ -2,7 +2,7 @@
 //
 // What a rank does for a request is done by the thread that came to the safe point (or to the program's own resume), and by no
 // other. The state is the object's and not that thread's, so that a wait that was left for a signal handler is gone on with.
-// The session's service thread hands over what is asked, and tells the tool how the rank stands.
+// The session's service thread hands over what is asked, and sends the rank's status to the tool.
 #pragma once
 
 #include <atomic>

@@ -17,7 +17,7 @@ namespace amem::control {
 namespace {
 
 constexpr std::size_t kLastEvents = 3;
-constexpr std::size_t kMostThreads = 4;              // that are told of
+constexpr std::size_t kMostThreads = 4;              // that are named
 constexpr std::chrono::milliseconds kForRoom{1000};  // in the queue of a rank that is busy
 
 std::string Ago(std::uint64_t then_ns) {
@@ -27,7 +27,7 @@ std::string Ago(std::uint64_t then_ns) {
 
 std::string Running(const RankStatus& is) {
   if (is.steps == 0)
-    return "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; " +
+    return "runs, and has not called amem.safepoint(): its program has to do so once a step, or pause by itself; " +
            (is.launches.why_not.empty() ? "it can be stopped between launches: --between-launches"
                                         : "it cannot be stopped between launches, because " + is.launches.why_not);
   return fmt::format("runs, and has made {} safe point{}, the last one {}", is.steps, is.steps == 1 ? "" : "s",
@@ -113,11 +113,12 @@ Result<std::optional<RankLink>> RankLink::Connect(const ToolSockets& sockets, co
     return Status{Code::kRefused,
                   where +
                       ": its process takes no requests: its libamem_nccl.so is older than this program, or its sockets cannot "
-                      "be seen from here (set AMEM_SOCKET_DIR as for the job; in a container, ask from inside)"};
+                      "be reached from here (set AMEM_SOCKET_DIR as in the job; for a container, run this command inside it)"};
   }
   const auto process = CredentialsOf((*connection)->fd());
   if (!process || process->pid == 0)
-    return Status{Code::kRefused, where + ": its process is in another pid namespace (a container); ask from inside"};
+    return Status{Code::kRefused,
+                  where + ": its process is in another pid namespace (a container); run this command inside it"};
   return std::optional<RankLink>(RankLink(place, process->pid, *std::move(connection)));
 }
 
@@ -145,7 +146,7 @@ void RankLink::TakeMessage(const Message& message) {
   if (const auto* welcome = std::get_if<WelcomeMessage>(&message.body)) {
     if (view_.rank < 0) SetRank(welcome->self.rank);
   } else if (const auto* told = std::get_if<RankStatusMessage>(&message.body)) {
-    view_.is = told->standing;
+    view_.is = told->status;
     view_.heard = true;
   } else if (const auto* failure = std::get_if<FailureMessage>(&message.body)) {
     refused_ = failure->status;

@@ -17,7 +17,7 @@
 
 namespace amem::control {
 
-// A session that is to be asked, as its journal tells of it.
+// A session that is to be asked, as its journal has it.
 struct RankPlace {
   SessionId session{};
   std::filesystem::path directory{};  // of its journal
@@ -40,7 +40,7 @@ class RankLink {
   static Result<std::optional<RankLink>> Connect(const ToolSockets& sockets, const RankPlace& place);
 
   void Give(const Order& order);  // in place of one that had no room yet
-  bool Ask();                     // how it stands; false: it owes an answer already
+  bool Ask();                     // for its status; false: it owes an answer already
   bool SendNote(EventBody note);  // false: there is no room now
   void Take();                    // all that has come, its end included
 
@@ -68,12 +68,12 @@ class RankLink {
   Status refused_;
 };
 
-// How that session stands; waits for a moment. kPeerLost: it has ended, or cannot be asked. kTimeout: it does not answer.
+// The status of that session; waits for a moment. kPeerLost: it has ended, or cannot be asked. kTimeout: it does not answer.
 Result<RankStatus> StatusOf(const ToolSockets& sockets, SessionId session);
 
 // Takes what comes until `done` or until then.
 void Await(std::span<RankLink> links, Deadline until, const std::function<bool()>& done);
-// Asks all how they stand, and hears from them. Those that owe an answer already are not waited for.
+// Asks all for their status, and takes the answers. Those that owe an answer already are not waited for.
 void AskAll(std::span<RankLink> links);
 inline constexpr std::chrono::milliseconds kAnswerSoon{1000};  // a rank that lives and is not stopped has answered by then
 

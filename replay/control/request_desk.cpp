@@ -63,7 +63,7 @@ void RequestDesk::MarkDone(std::uint64_t request) {
   if (safe_points.asked() == request) SetAskedLocked(0);
 }
 
-// ---- what the tool is told -------------------------------------------------------------------------------------------------
+// ---- the status of this rank ------------------------------------------------------------------------------------------------
 
 RankStatus RequestDesk::Current() {
   const std::lock_guard lock(mutex_);

@@ -1,5 +1,6 @@
 // What the session's service thread and the threads of a rank know of each other, under one lock: the order that is in force,
-// how far it has been carried out, and what the tool is told. Nobody calls back under the lock but to announce a change.
+// how far it has been carried out, and the status that is sent to the tool. Under the lock nobody is called but the listener to
+// changes.
 #pragma once
 
 #include <atomic>
@@ -96,7 +97,7 @@ class RequestDesk {
     Order order;
     std::uint64_t last_request = 0, done = 0;  // numbers up to `done` need nothing more
     bool tool_lives = false;                   // the one that gave `order`
-    Deadline void_after{};                     // unless that tool is heard from before
+    Deadline void_after{};                     // unless that tool sends something before
   };
   void SetAskedLocked(std::uint64_t request);
 

@@ -117,10 +117,10 @@ RequestUnderWay::Next RequestUnderWay::AdvanceWaiting(const Order& order) {
   if (order.request != about_) return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
   Stage stage = order.stage;
   if (stage != Stage::kNccl && !desk_.ToolLives()) {
-    // It may have died between its last word to one rank and that to another. The one that it told first decides for all.
+    // It may have died between its order to one rank and that to another. The rank that got it first decides for all.
     const bool asks = stage == Stage::kTags && order.told_first != SessionId() && order.told_first != self_;
     const auto first = asks ? actions_->Ask(order.told_first) : Result<RankStatus>(Status(Code::kPeerLost, "nobody"));
-    if (!first && first.status().code() == Code::kTimeout) return Next::kWait;  // stopped: what it was told is not known yet
+    if (!first && first.status().code() == Code::kTimeout) return Next::kWait;  // stopped: which order it got is not known yet
     const bool told =
         first && first->asked.request == about_ && first->asked.ask == Ask::kPause && first->asked.stage == Stage::kNccl;
     if (!told) return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
@@ -223,7 +223,7 @@ RequestUnderWay::Next RequestUnderWay::ResumeAsAsked(const Order& order) {
     tags_done_ = true;
     desk_.Report(Phase::kResuming, Stage::kTags);
   }
-  // Others may have been told already to bring NCCL's memory back, so that this goes on when the tool has died.
+  // Others may have the order already to bring NCCL's memory back, so that this goes on when the tool has died.
   if (order.stage != Stage::kNccl && desk_.ToolLives()) return Next::kWait;
   about_ = order.request;
   if (nccl_ != Nccl::kHere) {

@@ -29,13 +29,13 @@ class Actions {
   virtual Status ResumeNccl() = 0;
   virtual Bytes Held() = 0;  // GPU memory that is resident now
   virtual void Note(EventBody event) = 0;
-  // Launches of NCCL's are held as the order says, and what is launched is told; until LetLaunchesGo.
+  // From now on, until LetLaunchesGo, NCCL's launches are held as the order says. What was launched.
   virtual agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) = 0;
   virtual void LetLaunchesGo() = 0;
   // Until what was launched is done on the devices. From then on PauseNccl waits for no device, because the program runs on.
   virtual Status AwaitLaunches() = 0;
   virtual std::string WhyLaunchesCannotBeHeld() = 0;  // empty: they can; waits for nobody
-  // How another rank stands; waits for a moment at most. kPeerLost: it has ended.
+  // The status of another rank; waits for a moment at most. kPeerLost: it has ended.
   virtual Result<RankStatus> Ask(SessionId rank) = 0;
 };
 

@@ -1,4 +1,4 @@
-// A stop between launches: each rank is told how far the others have launched, until all have launched as much and none
+// A stop between launches: each rank is ordered to launch as far as the others have, until all have launched as much and none
 // launches more. What is decided is LaunchStop's; here are the connections.
 #include <fmt/format.h>
 #include <unistd.h>
@@ -125,8 +125,9 @@ Status JobControl::AreNotAtTargets(const agreement::LaunchStop& stop, std::chron
   std::vector<agreement::LaunchReading> readings;
   for (const RankLink& rank : ranks_) readings.push_back(rank->is.launches);
   const std::vector<std::string> incomplete = agreement::LaunchStop::Incomplete(readings);
-  const std::string silent = "has not held its launches" +
-                             (incomplete.empty() ? "" : fmt::format("; those that have are {}", fmt::join(incomplete, ", ")));
+  const std::string silent =
+      "has not closed its launch gate" +
+      (incomplete.empty() ? "" : fmt::format("; communicators with some ranks that have: {}", fmt::join(incomplete, ", ")));
   for (std::size_t i = 0; i < ranks_.size(); ++i) {
     const RankLink& rank = ranks_[i];
     const bool answers = Has(rank, Phase::kHeld) || HasCome(rank);
@@ -134,10 +135,9 @@ Status JobControl::AreNotAtTargets(const agreement::LaunchStop& stop, std::chron
     if (why.empty()) continue;
     all += fmt::format("\n{} {}; it {}", rank.name(), why, rank.DoingInDetail());
   }
-  if (all.empty()) all = "\nall stood in the end";
-  return {Code::kTimeout,
-          fmt::format("not all ranks came to stand between launches within {}, and nothing was paused; all run on{}",
-                      Seconds(deadline), all)};
+  if (all.empty()) all = "\nall had stopped after the deadline";
+  return {Code::kTimeout, fmt::format("not all ranks stopped between launches within {}; nothing was paused, and all run on{}",
+                                      Seconds(deadline), all)};
 }
 
 }  // namespace amem::control

@@ -1,4 +1,4 @@
-// What is looked at before a freeze or a thaw touches anything. Every refusal names what stands in the way and the remedy; all
+// What is checked before a freeze or a thaw touches anything. Every refusal names what stands in the way and the remedy; all
 // that is found is said at once.
 #pragma once
 
@@ -42,7 +42,7 @@ struct FreezeAllowances {
   bool others_stay = false;     // so may processes beside the ranks that use GPUs and are not under AMem
 };
 
-// A process of a freeze, with the facts of its own that its journal keeps (FreezeStep).
+// A process of a freeze, with the facts of its own that its journal has (FreezeStep).
 struct FrozenProcess {
   RankProcess process;
   std::vector<GpuShare> gpus;

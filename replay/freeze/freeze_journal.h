@@ -1,4 +1,5 @@
-// What the ranks' own journals are told of a freeze or thaw, step by step, so that another tool can go on if this one dies.
+// What is written of a freeze or thaw into the ranks' own journals, step by step, so that another tool can go on if this one
+// dies.
 #pragma once
 
 #include <cstdint>

@@ -92,7 +92,7 @@ class FreezeOperation {
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
-  // Announces a step. Nothing: it may be made. Towards the freeze nothing is done that the journals do not tell. On the way
+  // Announces a step. Nothing: it may be made. Towards the freeze nothing is done that the journals do not have. On the way
   // back the job counts for more than they do.
   std::optional<Status> WhyNot(const FrozenProcess& process, StepOfFreeze step);
   // For all of them side by side; `made` is called for each that was done.

@@ -46,9 +46,9 @@ class Assembly {
   // As its page says now, or said last.
   [[nodiscard]] virtual PeerIdentity IdentityOf(SessionId session) = 0;
   [[nodiscard]] virtual board::ScopeFacts FactsOf(SessionId session) = 0;
-  // The first of these with which this session shares memory now, itself or through others: step by step, one of both says so
-  // that is in this call, or the one farther away does, whose page is as new as its own last call. Of others only pages from
-  // before say so, and they are members only for as long as the sessions of those pages have not come.
+  // The first of these with which this session shares memory now, directly or through others. A link of that chain counts if
+  // the page of one of its ends shows it that is in this call, or the page of the end farther away, which is as new as that
+  // session's own last call. A link that only an older page shows lasts until the session of that page has come.
   [[nodiscard]] virtual std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions) {
     return sessions.empty() ? std::nullopt : std::optional(sessions.front());
   }
@@ -59,10 +59,10 @@ class Assembly {
   // Why that session cannot come: a driver call of its program holds its ledger and hangs. Empty: it does not say so. Waits for
   // an answer for milliseconds.
   [[nodiscard]] virtual std::string Hindrance(SessionId /*session*/) { return {}; }
-  // Tells these members that they are waited for, so that the journal of one that does not come says so. Each once; waits for
-  // none of them.
+  // Says to these members that they are waited for, so that the journal of one that does not come has it. Once to each; waits
+  // for none of them.
   virtual void NotifyAbsent(const std::vector<SessionId>& absent) = 0;
-  // Tells people for whom a resume waits beyond its time.
+  // Says to people for whom a resume waits beyond its time.
   virtual void Say(const std::string& waiting) = 0;
   // The clock of the call's deadlines, and how to wait on the board: the system's, but in tests that simulate time.
   [[nodiscard]] virtual Deadline Time() { return Now(); }

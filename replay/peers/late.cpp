@@ -5,7 +5,7 @@
 namespace amem {
 namespace {
 
-// What a member does that has not come to a call, as its lifecycle tells.
+// What a member does that has not come to a call, as its lifecycle says.
 struct Doing {
   std::string what;
   bool may_come = false;  // it only has not called yet

@@ -16,7 +16,7 @@
 
 namespace amem {
 
-// What has members that may be missing tells them itself.
+// Aggregates with members that may be missing list them here.
 template <class Item>
 requires std::is_same_v<std::remove_const_t<Item>, SharedItem>
 constexpr auto Members(Item& of) {
@@ -28,7 +28,7 @@ namespace {
 using codec::Reject;
 
 constexpr std::size_t kTextMax = 2000;
-constexpr std::size_t kHostMax = 64;  // keeps a list of kMembersMax identities inside kMessageBytesMax
+constexpr std::size_t kHostMax = 64;  // so that a list of kMembersMax identities fits into kMessageBytesMax
 
 // What a message begins with, which then points to its body.
 struct MessageHeader {
@@ -91,7 +91,7 @@ void Fit(T& value, bool own) {
 
 // ---- bodies ----------------------------------------------------------------------------------------------------------------
 
-// What is one thing, and no number, stands for itself; what is nothing for nothing; else it is a struct.
+// A body with one member that is no number is written as that member, an empty body not at all, any other as a struct.
 template <class Body>
 constexpr bool IsOneThing() {
   if constexpr (std::is_empty_v<Body>) {

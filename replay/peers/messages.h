@@ -29,9 +29,10 @@ inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
 inline constexpr std::size_t kReferencesMax = 4096;  // in one message
 
 enum class Purpose : std::uint8_t {
-  kData = 0,     // import, reimport, dropped; when it closes, the peer is gone
-  kRound = 1,    // pages, boards, and who waits for whom
-  kRequest = 2,  // of a tool: orders and looks; while one that has given an order is open, no other may give any
+  kData = 0,   // import, reimport, dropped; when it closes, the peer is gone
+  kRound = 1,  // pages, boards, and who waits for whom
+  kRequest =
+      2,  // of a tool: orders and questions for the status; while one that has given an order is open, no other may give any
 };
 constexpr Enumerators<Purpose> EnumeratorsOf(Purpose) { return {Purpose::kRequest, "purpose"}; }
 
@@ -63,15 +64,15 @@ struct SharedMessage {  // one descriptor beside it for each item that is not a 
 struct DroppedMessage {
   std::vector<ShareRequest> references;
 };
-// The sender waits until the receiver comes to a call about NCCL's memory. Answered by a failure, which says what keeps it; ok:
-// nothing that it knows of.
+// The sender waits until the receiver comes to a call about NCCL's memory. Answered by a failure, which says what prevents it;
+// ok: nothing that it knows of.
 struct AwaitingMessage {};
-struct OrderMessage {  // answered by a standing, as a look is
+struct OrderMessage {  // answered by a RankStatusMessage, as AskStatusMessage is
   control::Order order;
 };
 struct AskStatusMessage {};
 struct RankStatusMessage {
-  control::RankStatus standing;
+  control::RankStatus status;
 };
 struct AskBoardMessage {  // of the session with the lowest id of that set; answered by a board
   std::string scope;
@@ -79,7 +80,7 @@ struct AskBoardMessage {  // of the session with the lowest id of that set; answ
   std::uint64_t instead_of = 0;    // the id of a board that is damaged; 0: of none
 };
 struct BoardMessage {};  // with the board's descriptor
-struct NoteMessage {     // for the rank's journal: Frozen or FreezeStep. Answered by a standing when it is there
+struct NoteMessage {     // for the rank's journal: Frozen or FreezeStep. Answered by a RankStatusMessage when it is there
   EventBody event;
 };
 

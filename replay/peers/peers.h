@@ -28,7 +28,7 @@ struct PeerIdentity {
   std::int32_t pid = 0;
   std::int64_t group = 0;
   std::int32_t rank = -1;
-  bool keeps = false;  // this session keeps all its memory (EverythingKept), so all members of a round do
+  bool keeps = false;  // a pause releases nothing of this session (EverythingKept), so nothing of any member of its rounds
   friend bool operator==(const PeerIdentity&, const PeerIdentity&) = default;
 };
 std::string ToText(const PeerIdentity&);  // "rank 2 (pid 4711 on host a)"; without a rank: "pid 4711 on host a"
@@ -61,7 +61,7 @@ struct Incarnation {
   friend bool operator==(const Incarnation&, const Incarnation&) = default;
 };
 
-struct SharedItem {  // what an owner tells an importer
+struct SharedItem {  // what an owner says of an allocation to an importer
   Bytes bytes = 0;
   AllocationProperties properties;
   std::optional<SharedPart> part;
@@ -133,11 +133,11 @@ class Peers {
   // The same for many allocations of one owner after a pause, in few messages; all or an error. Waits.
   virtual Result<std::vector<SharedAllocation>> Reimport(SessionId owner, const std::vector<ShareRequest>& requests,
                                                          Deadline until) = 0;
-  // Tells the owner that a reference is gone. Does not wait; a dead owner is no failure.
+  // Says to the owner that a reference is gone. Does not wait; a dead owner is no failure.
   virtual void DropReference(const RemoteAllocation& remote, AllocationId as) = 0;
 
   // Whether `session` is lost; if so, this process's delegate knows it on return. A process that dies seems to live for a
-  // while, so one that seems to live is looked at again for as long as `patience`.
+  // while, so one that seems to live is checked again for as long as `patience`.
   virtual bool AwaitLoss(SessionId session, std::chrono::milliseconds patience) = 0;
 
   // The members of one call about that tag (empty: NCCL's memory), and their board. It must not outlive the object.

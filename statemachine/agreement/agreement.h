@@ -94,7 +94,7 @@ struct Member {
   std::uint8_t line = 0;           // of its program
   bool work_failed = false;        // since the last ballot
   bool again = false;              // `come` failed, nothing has happened, and there is time left
-  std::optional<Ballot> failed{};  // the first ballot that failed, whose decision is what the caller is told
+  std::optional<Ballot> failed{};  // the first ballot that failed, whose decision is the answer to the caller
   friend bool operator==(const Member&, const Member&) = default;
 };
 
@@ -147,7 +147,7 @@ struct Next {
 };
 
 Next Step(Program program, Member member, const View& view, std::uint64_t now_ns);
-// The work that Step asked for is done, or has failed, which the next ballot is told.
+// The work that Step asked for is done, or has failed, which its vote on the next ballot says.
 Member Finished(Member member, bool succeeded);
 
 // The seats without a vote on that ballot, for messages; without those that gave up, if there are others.

@@ -122,7 +122,7 @@ LaunchStop::Next LaunchStop::LetGo(std::size_t seat, const Seen& seen) {
   return Next::kOrder;
 }
 
-// A rank may become a member of a clock whose target the others have been told already. True: the ranks need another order.
+// A rank may become a member of a clock whose target the others have already. True: the ranks need another order.
 bool LaunchStop::RaiseTargets(const Seen& seen) {
   std::map<Place, std::vector<ClockId>> clocks;
   for (std::size_t i = 0; i < seen.places.size(); ++i)

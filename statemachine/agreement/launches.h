@@ -1,10 +1,10 @@
-// A stop between launches, as its two sides tell of it: what a process says of the launches of its ranks, what it is ordered,
+// A stop between launches, as its two sides write it: what a process says of the launches of its ranks, what it is ordered,
 // and what orders follow from all that was said. Plain values and a pure class on the functions of clocks.h; it
 // knows no connection, thread or GPU.
 //
 // A process closes its gate with the first order, whose version is 1. While the gate is closed every launch is counted under
 // one lock, and a reading is made under it. So a process that says "closed at version 7, at all targets, nothing inside" makes
-// no launch until it gets a later order, and if all say so of one version, all stand.
+// no launch until it gets a later order, and if all say so of one version, all have stopped.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +60,7 @@ struct LaunchTarget {
 };
 struct LaunchOrder {
   std::uint64_t version = 0;  // 0: a request that does not stop launches
-  bool stands = false;        // all do
+  bool stands = false;        // all ranks have stopped
   bool parks = false;         // all are held, and nothing is released
   std::vector<LaunchTarget> targets{};
   std::vector<LaunchSeat> seats{};
@@ -72,13 +72,13 @@ class LaunchStop {
   enum class Next : std::uint8_t {
     kWait,     // for other readings
     kOrder,    // each process is to get another order
-    kStopped,  // all stand; each is to get the order that says so
+    kStopped,  // all have; each is to get the order that says so
     kMissing,  // not all ranks of a communicator are among those that are asked
   };
   // `readings`: of each process, in the same order each time. `still`: none has changed for a while.
   Next Consider(std::span<const LaunchReading> readings, bool still);
   [[nodiscard]] LaunchOrder OrderOf(std::size_t process) const;
-  // Of the last Consider. Why this process does not stand, in words; empty: it does, as far as it says.
+  // Of the last Consider. Why this process has not stopped, in words; empty: it has, as far as it says.
   [[nodiscard]] std::string WhyNotAtTargets(std::size_t process, const LaunchReading& reading) const;
   // Communicators of which not all ranks are among those that say what they launched: "3 of communicator 0x12 (4 ranks)". A
   // few.

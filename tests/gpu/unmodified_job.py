@@ -194,7 +194,7 @@ class Job:
             limit = threading.Timer(max(1, min(self.options.deadline + 30, left(self.options))), tool.kill)
             limit.start()
             for line in tool.stderr:
-                if line.startswith(("all ranks stand", "all ranks have come")):
+                if line.startswith(("all ranks have stopped", "all ranks stand", "all ranks have come")):
                     stood = time.monotonic() - began
                 said.append(line)
             code = tool.wait()

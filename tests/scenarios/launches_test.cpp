@@ -255,7 +255,8 @@ TEST_F(Unmodified, a_rank_in_a_debugger_is_named_with_it_and_all_run_on_when_it_
       const Debugger debugger(job_.processes()[static_cast<std::size_t>(rank)]);
       if (!debugger.works()) GTEST_SKIP() << "this user may not trace";
       StopInVain(i % 2 == 0,
-                 {"rank " + std::to_string(rank) + " has not held its launches; those that have are 3 of communicator 0x",
+                 {"rank " + std::to_string(rank) +
+                      " has not closed its launch gate; communicators with some ranks that have: 3 of communicator 0x",
                   "; its process is stopped by debugger (pid "});
     }
     ASSERT_TRUE(UntilStep(StepOf(0) + 16)) << "after stop " << i;
@@ -313,7 +314,7 @@ TEST_F(Unmodified, one_that_makes_no_safe_point_is_not_paused_at_one) {
   EXPECT_NE(live.find("it can be stopped between launches"), std::string::npos) << live;
   const Rank refused = Tool({"pause", "--deadline", "1"});
   EXPECT_EQ(refused.status, 3) << refused.out;
-  EXPECT_NE(refused.err.find("has made no safe point"), std::string::npos) << refused.err;
+  EXPECT_NE(refused.err.find("has not called amem.safepoint()"), std::string::npos) << refused.err;
   AllEndWell();
 }
 

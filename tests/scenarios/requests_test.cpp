@@ -413,7 +413,7 @@ TEST_F(Requests, a_rank_that_does_not_come_is_named_and_the_job_runs_on) {
   EXPECT_EQ(late.status, 3) << late.out << late.err;
   EXPECT_NE(late.err.find("not all ranks came to safe point 1 within 1.0 s, and nothing was paused"), std::string::npos)
       << late.err;
-  EXPECT_NE(late.err.find("rank 1: runs, and has made no safe point"), std::string::npos) << late.err;
+  EXPECT_NE(late.err.find("rank 1: runs, and has not called amem.safepoint()"), std::string::npos) << late.err;
   EXPECT_NE(late.err.find("last in its journal:"), std::string::npos) << late.err;
   AllEndWell();
 }

@@ -10,13 +10,13 @@
 //
 // A board belongs to its set, not to a process: when its maker ends, the others still map it. It is made once for a set, used
 // for round after round, and no word of it is ever set back. Each word carries a round and a check sum that depends on the
-// board and on the place, so a word that was written over is told from one that says nothing.
+// board and on the place, so a word that was written over is distinguished from one that says nothing.
 //
-// Order. A vote is stored before its writer looks at the others, and all of that is sequentially consistent: of the members
+// Order. A vote is stored before its writer reads the others, and all of that is sequentially consistent: of the members
 // that vote last one at least sees that all have voted. It decides, and wakes the others. A statement is whole before the vote
 // or the decision that it is about.
 //
-// Any thread may look and wait; one thread at a time acts for a seat. Nothing here waits but AwaitChange.
+// Any thread may read and wait; one thread at a time acts for a seat. Nothing here waits but AwaitChange.
 #pragma once
 
 #include <array>
@@ -97,7 +97,7 @@ class Board {
   bool Decide(std::size_t seat, RoundNumber round, agreement::Ballot ballot, agreement::Cause cause, std::size_t culprit,
               const Status& seen = {});
 
-  // What to give AwaitChange, taken before looking.
+  // What to give AwaitChange, taken before a reading.
   [[nodiscard]] std::uint32_t Ticket() const { return ChangesWord().load(); }
   // Returns when something has been decided or Nudge was called since the ticket, or at `until`; also earlier.
   void AwaitChange(std::uint32_t ticket, Deadline until) const;

@@ -16,8 +16,8 @@ using agreement::Cause;
 
 namespace {
 
-// How long a member sleeps at most before it looks by itself: for a decision whose maker was killed before it woke the others,
-// and for an end of which nobody has a pidfd.
+// How long a member sleeps at most before it reads the board again: for a decision whose maker was killed before it woke the
+// others, and for an end of which nobody has a pidfd.
 constexpr std::chrono::milliseconds kSleepLeast{5}, kSleepMost{250};
 
 // One round, as its member takes part in it.
@@ -34,7 +34,7 @@ class RoundMessages {
  public:
   explicit RoundMessages(const Round& round) : round_(round) {}
 
-  // What all are told of a failure that nobody voted for.
+  // The statement about a failure that nobody voted for.
   [[nodiscard]] Status Explain(const agreement::Decide& decide, const BoardReading& reading, Deadline waiting_since) const {
     const SessionId culprit = round_.board.members()[decide.culprit];
     const std::string in = InBallot(decide.ballot);
@@ -138,7 +138,7 @@ class Participant {
     round_.hooks.AwaitChange(round_.board, ticket, round_.hooks.Time() + kSleepLeast);
   }
 
-  // While it works only a decision can tell it something else.
+  // While it works only a decision can make another action due.
   [[nodiscard]] bool IsOvertaken(const agreement::DoWork& work) {
     round_.board.ReadDecisions(round_.number, reading_);
     return agreement::Step(program_, member_, reading_.ViewOf(round_.seat), NsOf(round_.hooks.Time())).action !=

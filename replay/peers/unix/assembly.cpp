@@ -92,7 +92,7 @@ std::string UnixAssembly::Hindrance(SessionId session) {
   }
 }
 
-// Its service journals who waits, for as long as the connection stands.
+// Its service journals who waits, for as long as the connection lasts.
 void UnixAssembly::NotifyAbsent(const std::vector<SessionId>& absent) {
   if (!members_.tag().empty()) return;  // no journal says anything of it
   for (const SessionId session : absent) {

@@ -20,7 +20,7 @@ namespace amem {
 class UnixAssembly final : public Assembly {
  public:
   // All must outlive it.
-  using Sayer = std::function<void(const std::string&)>;  // empty: nobody is told
+  using Sayer = std::function<void(const std::string&)>;  // empty: nobody is there
   UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, Sayer say, CycleKind kind,
                std::string tag);
 
@@ -56,7 +56,7 @@ class UnixAssembly final : public Assembly {
   const ConnectionContext context_;
   PeerService& service_;
   const Sayer say_;
-  std::map<SessionId, std::unique_ptr<PeerConnection>> notified_;  // who is told that it is waited for; null: in vain
+  std::map<SessionId, std::unique_ptr<PeerConnection>> notified_;  // absent members; null: could not be reached
   std::shared_ptr<board::Board> board_;
   std::size_t seat_ = 0;
   std::uint64_t damaged_ = 0;  // the board's id

@@ -11,7 +11,7 @@
 
 namespace amem {
 
-constexpr std::chrono::milliseconds kForOthersToSee{300};  // longer than a member sleeps between two looks
+constexpr std::chrono::milliseconds kForOthersToSee{300};  // longer than a member sleeps between two readings of its board
 constexpr std::chrono::milliseconds kBetweenSights{200};   // of the pages, while a session of one of them is met in vain
 
 CallMembers::CallMembers(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, CycleKind kind,

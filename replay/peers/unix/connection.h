@@ -20,7 +20,7 @@ namespace amem {
 class SharedPageTable;
 
 inline int MillisecondsUntil(Deadline deadline) { return static_cast<int>(LeftUntil(deadline).count()); }  // for poll
-// As poll, at most until then. Where cores are idle it stays awake at first, and looks at the first descriptor alone, because
+// As poll, at most until then. Where cores are idle it stays awake at first, and polls the first descriptor alone, because
 // an answer usually comes before a sleeping thread could be woken.
 int PollUntil(std::span<pollfd> polled, Deadline until);
 

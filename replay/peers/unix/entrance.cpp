@@ -59,7 +59,7 @@ void Entrance::Accept(const Listener& listener) {
   }
 }
 
-// Peers would wait for an answer until their deadline, and learn nothing. One descriptor is kept to tell them.
+// Peers would wait for an answer until their deadline, and learn nothing. One descriptor is reserved to answer them.
 void Entrance::RefuseForWantOfDescriptors(const Listener& listener) {
   if (!full_since_) full_since_ = ServiceLoop::Clock::now();
   if (ServiceLoop::Clock::now() < *full_since_ + kFullForLong) return;

@@ -104,7 +104,7 @@ Status OwnerConnection::Send(MessageBody body, std::uint64_t request, Deadline d
   while (true) {
     {
       const std::lock_guard lock(send_mutex_);
-      auto sent = SendDropsLocked();  // the owner must hear of earlier drops first
+      auto sent = SendDropsLocked();  // the owner must get earlier drops first
       if (sent && *sent) sent = connection_->TrySend(message);
       if (!sent) return sent.status();
       if (*sent) return {};

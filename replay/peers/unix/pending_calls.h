@@ -1,4 +1,4 @@
-// What a session's delegate has still to be told, because its journal is not always free: calls in their order, then facts for
+// Calls to a session's delegate that wait, because its journal is not always free: notifications in their order, then facts for
 // the journal alone. The service thread's own.
 #pragma once
 

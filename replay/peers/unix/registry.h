@@ -27,7 +27,7 @@ class WatchedConnection {
   [[nodiscard]] virtual int fd() const = 0;
   // Sends what waited for room. True: nothing is left.
   virtual bool Flush() = 0;
-  // The session is lost; wakes threads that wait for it. Called once, before the delegate hears of it.
+  // The session is lost; wakes threads that wait for it. Called once, before the delegate is called.
   virtual void Lost(const std::string& reason) = 0;
   // This connection has ended, and the session has not, as far as is known.
   virtual void Broken() = 0;
@@ -50,7 +50,7 @@ class SessionRegistry {
   [[nodiscard]] std::optional<PeerIdentity> Known(SessionId session) const;  // connected at some time
   // That session's end has failed a call of this one about that tag.
   void FailedBy(const std::string& tag, SessionId lost);
-  // Whether that session is known to have ended; keeps looking for `patience`, and a moment longer if it may be about to close.
+  // Whether that session is known to have ended; checks again for `patience`, and a moment longer if it may be about to close.
   [[nodiscard]] bool IsGone(SessionId session, std::chrono::milliseconds patience) const;
   // What a connection that ended, or could not be made, means: `why` if the session is gone; else a status that IsBusy, or
   // kRefused.
@@ -71,7 +71,7 @@ class SessionRegistry {
   [[nodiscard]] bool IsConnected(SessionId session) const;                       // and not lost
   bool HasDelivered() { return pending_.MakeCalls(); }                           // the delegate knows all
   void NoteGone(SessionId session);                                              // IsGone
-  // Connections of sessions may have ended before their processes did. When to look at them next, and the look.
+  // Connections of sessions may have ended before their processes did. When to check them next, and the check.
   [[nodiscard]] std::optional<ServiceLoop::Clock::time_point> NextCheck() const;
   void CheckAgain(ServiceLoop::Clock::time_point now);
   void ForgetConnections();  // when the service stops
@@ -85,7 +85,7 @@ class SessionRegistry {
     int greeted = 0;                                                         // connections for data that it has made
     std::map<ServiceLoop::Key, std::shared_ptr<WatchedConnection>> watched;  // those that this session has made
     ProcessWatch process;
-    // All its connections have ended, and it was not known to have: when to look again, ever more seldom.
+    // All its connections have ended, and it was not known to have: when to check again, at growing intervals.
     std::optional<ServiceLoop::Clock::time_point> check_again;
     ServiceLoop::Clock::duration between_checks{};
   };
@@ -101,7 +101,7 @@ class SessionRegistry {
     ProcessIdentity process;  // in this pid namespace
   };
   [[nodiscard]] Contact ContactWith(SessionId session) const;
-  // One look. Nobody may serve its name although it lives (`unserved`), because somebody has removed that.
+  // One check. Nobody may serve its name although it lives (`unserved`), because somebody has removed that.
   [[nodiscard]] bool HasEnded(SessionId session, bool* unserved = nullptr) const;
 
   const ConnectionContext context_;

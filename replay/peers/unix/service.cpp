@@ -89,8 +89,8 @@ void PeerService::Timers(Clock::time_point now) {
   sessions_.CheckAgain(now);
 }
 
-// Its journal is the only one that tells what the others wait for, if this process is the one that does not come. It is
-// recorded again, ever more seldom, because nothing else in that journal would tell how long they have waited.
+// Its journal is the only one that has what the others wait for, if this process is the one that does not come. It is
+// recorded again, at growing intervals, because nothing else in that journal would show how long they have waited.
 void PeerService::JournalWaiting(Inbound& connection, Clock::time_point now) {
   connection.awaiting.note_at = now + connection.awaiting.interval;
   connection.awaiting.interval *= 2;

@@ -48,7 +48,7 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   static Status NotServed() {
     return {Code::kRefused, "this process has stopped serving its peers, or its service thread hangs in a driver call"};
   }
-  // On the service thread, before the delegate is asked for anything: ok, unless it has yet to be told of what came before.
+  // On the service thread, before the delegate is asked for anything: ok, unless calls that came before are still to be made.
   Status DeliverNotices();
 
  private:

@@ -1,4 +1,5 @@
-// Requests from outside: a service hands the orders of one tool at a time to the rank's side, and answers whoever looks.
+// Requests from outside: a service hands the orders of one tool at a time to the rank's side, and answers all who ask for its
+// status.
 #include <fmt/format.h>
 
 #include "replay/peers/unix/service.h"

@@ -6,7 +6,7 @@
 // other would wait for each other's delegates.
 //
 // Guarantees
-// * A session is connected when the first connection for data to or from it stands, and lost when it is known to have closed or
+// * A session is connected from the first connection for data to or from it on, and lost when it is known to have closed or
 //   its process to have ended, once and for all: OnPeerLost says "died", or "has closed" if it stopped in order. The end of a
 //   connection, an answer that is late, and a process that cannot be seen are no losses.
 // * A session whose socket somebody removed is not lost: calls that need it fail, until its process ends.
@@ -35,7 +35,7 @@ struct UnixPeersOptions {
   // Also uses abstract sockets, which processes of one network namespace see without a common directory. Their names follow
   // from the session ids, so these must be random.
   bool abstract_names = false;
-  std::function<void(const std::string&)> report = {};  // told once, in a sentence, if only one of the two ways works
+  std::function<void(const std::string&)> report = {};  // called once, with a sentence, if only one of the two ways works
   // Told for whom a resume waits beyond its time, more and more rarely; on the calling thread.
   std::function<void(const std::string&)> waiting = {};
   std::chrono::milliseconds hello_patience{5'000};  // with a connection that says nothing

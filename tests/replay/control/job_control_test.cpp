@@ -212,7 +212,7 @@ TEST_F(Steps, one_that_is_named_may_be_the_next_and_no_earlier) {
   EXPECT_EQ(targets.at(2), 10U);
   const Status early = Ask(9);
   EXPECT_EQ(early.code(), Code::kRefused);
-  EXPECT_TRUE(Has(early.message(), "rank 1 has come to safe point 9 already; choose a later one than 9")) << early.message();
+  EXPECT_TRUE(Has(early.message(), "rank 1 has reached safe point 9 already; choose a later one than 9")) << early.message();
   for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(IsWithdrawn(rank));
 }
 
@@ -267,7 +267,7 @@ TEST_F(PlayedRanks, who_does_not_come_is_named_and_nobody_else) {
     if (!Has(late.message(), "rank 0") && !Has(late.message(), "rank 2")) break;
   }
   EXPECT_EQ(late.code(), Code::kTimeout);
-  EXPECT_TRUE(Has(late.message(), "rank 1: runs, and has made no safe point")) << late.message();
+  EXPECT_TRUE(Has(late.message(), "rank 1: runs, and has not called amem.safepoint()")) << late.message();
   EXPECT_FALSE(Has(late.message(), "rank 0") || Has(late.message(), "rank 2")) << late.message();
   for (std::size_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(IsWithdrawn(rank));
 }
@@ -473,7 +473,7 @@ TEST_F(PlayedRanks, one_that_has_given_up_ends_the_pause) {
   ASSERT_TRUE(job.ok());
   const Status lost = job->Pause({.deadline = kLong});
   EXPECT_EQ(lost.code(), Code::kPeerLost);
-  EXPECT_TRUE(Has(lost.message(), "rank 1 has not heard of this program for too long")) << lost.message();
+  EXPECT_TRUE(Has(lost.message(), "rank 1 got no message from this command for 30 s")) << lost.message();
   EXPECT_TRUE(test::Ranks::Becomes([&] { return Of(0).phase == Phase::kRunning; }));
 }
 
@@ -698,7 +698,7 @@ class WhatIsSaid : public PlayedRanks {
 TEST_F(WhatIsSaid, of_each_phase) {
   Set(0, [](RankStatus& is) { is.failure = {Code::kOutOfMemory, "no room"}; });
   EXPECT_EQ(Of(Phase::kRunning),
-            "runs, and has made no safe point: its program has to call amem.safepoint() once a step, or to pause by itself; "
+            "runs, and has not called amem.safepoint(): its program has to do so once a step, or pause by itself; "
             "it can be stopped between launches: --between-launches");
   Set(0, [](RankStatus& is) {
     is.steps = 1;

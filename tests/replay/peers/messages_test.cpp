@@ -125,7 +125,7 @@ TEST(PeerMessages, fields_of_requests_and_boards_are_where_they_belong) {
   EXPECT_EQ(board.members, (std::vector{SessionId{3}, SessionId{4}}));
   EXPECT_EQ(board.instead_of, 99U);
   EXPECT_EQ(Back<OrderMessage>().order, kOrder);
-  EXPECT_EQ(Back<RankStatusMessage>().standing, Stands());
+  EXPECT_EQ(Back<RankStatusMessage>().status, Stands());
   EXPECT_EQ(Back<NoteMessage>().event, EventBody(Frozen{5, 9, 77, "a -> b"}));
 }
 

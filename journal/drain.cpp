@@ -18,8 +18,8 @@ constexpr std::uint32_t kGatherMs = 20;
 constexpr Bytes kMoveAtOnce = Bytes{512} << 10;
 // Old events: more than kMoveAtOnce has, and a commit stays at a few milliseconds.
 constexpr std::uint64_t kRemoveAtOnce = 8192;
-// How often a session that appends nothing looks whether its files are still there.
-constexpr std::uint32_t kLookAfterMs = 5000;
+// How often a session that appends nothing checks that its files are still there.
+constexpr std::uint32_t kCheckFilesMs = 5000;
 constexpr std::uint64_t kStalledNs = 2'000'000'000;  // a busy machine takes less
 
 static std::uint64_t SeqOf(std::span<const std::byte> frame) {
@@ -41,13 +41,13 @@ Status ClockNotes::Note(const Store::Writing& writing) {
   return add();
 }
 
-Status Drain::reason() const {
-  const std::lock_guard lock(reason_mutex_);
+Status JournalFailure::reason() const {
+  const std::lock_guard lock(mutex_);
   return reason_;
 }
 
-Status Drain::Break(const Status& failure, bool by_file) {
-  const std::lock_guard lock(reason_mutex_);
+Status JournalFailure::Break(const Status& failure, bool by_file) {
+  const std::lock_guard lock(mutex_);
   if (broken_.load(std::memory_order_relaxed)) return reason_;
   reason_ = failure;
   tail_.MarkBroken(failure.message());
@@ -55,6 +55,8 @@ Status Drain::Break(const Status& failure, bool by_file) {
   broken_.store(true, std::memory_order_release);
   return reason_;
 }
+
+void JournalFailure::MarkDirectory() const { MarkBroken(directory_, reason().message()); }
 
 Status Drain::Start() {
   AMEM_CHECK(!thread_.joinable());
@@ -64,13 +66,14 @@ Status Drain::Start() {
 
 void Drain::Stop() {
   if (!thread_.joinable()) return;
-  stop_.store(true, std::memory_order_release);
+  wanted_.store(Wanted::kEnd, std::memory_order_release);
   work_.Ring();
   thread_.join();
 }
 
 void Drain::Hurry() {
-  urgent_.store(true, std::memory_order_release);
+  Wanted nothing = Wanted::kNothing;
+  wanted_.compare_exchange_strong(nothing, Wanted::kWorkAtOnce);
   work_.Ring();
 }
 
@@ -86,7 +89,7 @@ Status Drain::WaitUntil(const std::function<bool()>& done, std::optional<Deadlin
     if (done()) return {};
     if (broken()) return reason();
     if (until ? Passed(*until) : Stalled())
-      return {Code::kTimeout, "the file system of journal " + directory_.string() + " has not answered for " +
+      return {Code::kTimeout, "the file system of journal " + failure_.directory().string() + " has not answered for " +
                                   std::to_string((MonotonicNs() - began) / 1'000'000) +
                                   " ms; is it frozen, or its server gone?"};
     Hurry();
@@ -105,46 +108,34 @@ Status Drain::Answer(Deadline until) {
   return WaitUntil([&] { return answered_.load(std::memory_order_acquire) >= mine; }, until);
 }
 
-bool Drain::Offer(const std::shared_ptr<Direct>& direct) {
-  const std::lock_guard lock(direct_mutex_);
-  if (direct_ != nullptr) return false;
-  direct_ = direct;
-  return true;
-}
-
-std::shared_ptr<Drain::Direct> Drain::Offered(bool take) {
-  const std::lock_guard lock(direct_mutex_);
-  return take ? std::exchange(direct_, nullptr) : direct_;
-}
-
-Status Drain::Store(Table table, std::uint64_t key, std::vector<std::byte> frame) {
+Status Drain::StoreRecord(Table table, std::uint64_t key, std::vector<std::byte> frame) {
   AMEM_CHECK(!frame.empty());
   const auto direct = std::make_shared<Direct>();
   direct->table = table;
   direct->key = key;
   direct->frame = std::move(frame);
-  AMEM_TRY(WaitUntil([&] { return Offer(direct); }, std::nullopt));
+  AMEM_TRY(WaitUntil([&] { return transfer_.Offer(direct); }, std::nullopt));
   return WaitUntil([&] { return direct->stored.load(std::memory_order_acquire); }, std::nullopt);
 }
 
 void Drain::SnapshotSoon(const State& state) {
-  if (Offered(false) != nullptr) return;
+  if (transfer_.HasOffer()) return;
   const auto direct = std::make_shared<Direct>();
   direct->table = Table::kSnapshots;
   direct->key = state.last.value;
   direct->state = state;
-  if (Offer(direct)) Hurry();
+  if (transfer_.Offer(direct)) Hurry();
 }
 
 void Drain::Run() {
-  while (!stop_.load(std::memory_order_acquire)) {
+  while (!Ends()) {
     Gather();
-    if (stop_.load(std::memory_order_acquire)) return;
+    if (Ends()) return;
     const std::uint64_t asked = asked_.load();
     working_since_ns_.store(MonotonicNs(), std::memory_order_release);
     const Status status = OrNoMemory([this] { return MoveAll(); });
     if (!status.ok()) (void)Break(status);
-    if (broken()) MarkBroken(directory_, reason().message());  // also where an appender could not wait for that
+    if (broken()) failure_.MarkDirectory();
     working_since_ns_.store(0, std::memory_order_release);
     if (status.ok()) answered_.store(asked, std::memory_order_release);
     progress_.Ring();
@@ -156,7 +147,7 @@ void Drain::Run() {
 void Drain::Gather() {
   for (;;) {
     const std::uint32_t ticket = work_.Ticket();
-    if (removing_ || urgent_.load(std::memory_order_acquire) || stop_.load(std::memory_order_acquire)) return;
+    if (transfer_.removing() || wanted_.load(std::memory_order_acquire) != Wanted::kNothing) return;
     if (tail_.Used() != 0) {
       if (!work_.Wait(ticket, kGatherMs)) return;
       continue;
@@ -170,35 +161,45 @@ void Drain::Gather() {
         continue;
       }
     }
-    if (!work_.Wait(ticket, kLookAfterMs)) return;
+    if (!work_.Wait(ticket, kCheckFilesMs)) return;
   }
-}
-
-Status Drain::FilesAreThere() const {
-  if (!tail_.IsRemoved() && !store_.IsRemoved()) return {};
-  return {Code::kIo, "the files of journal " + directory_.string() + " were removed"};
 }
 
 Status Drain::MoveAll() {
-  urgent_.store(false, std::memory_order_release);  // cleared before looking: a later request is for the next round
-  AMEM_TRY(FilesAreThere());
+  Wanted at_once = Wanted::kWorkAtOnce;  // cleared first: a later request is for the next round
+  wanted_.compare_exchange_strong(at_once, Wanted::kNothing);
+  if (transfer_.FilesAreRemoved())
+    return {Code::kIo, "the files of journal " + failure_.directory().string() + " were removed"};
   const std::uint64_t up_to = tail_.Published();
+  AMEM_CHECK(tail_.DrainedUpTo() <= up_to);
+  AMEM_CHECK(up_to - tail_.DrainedUpTo() <= tail_.Capacity(), up_to);
   while (tail_.DrainedUpTo() < up_to) {
-    AMEM_TRY(MoveSome(up_to));
+    AMEM_TRY(transfer_.MoveSome(up_to));
     working_since_ns_.store(MonotonicNs(), std::memory_order_release);
     progress_.Ring();
-    AMEM_TRY(RemoveSome());  // more than was moved, so that the file does not grow while appends come fast
+    AMEM_TRY(transfer_.RemoveSome());  // more than was moved, so that the file does not grow while appends come fast
   }
-  AMEM_TRY(StoreDirect());
-  return RemoveSome();
+  AMEM_TRY(transfer_.StoreDirect());
+  return transfer_.RemoveSome();
 }
 
-// One commit.
-Status Drain::MoveSome(std::uint64_t up_to) {
+bool Transfer::Offer(const std::shared_ptr<Direct>& direct) {
+  const std::lock_guard lock(mutex_);
+  if (offered_ != nullptr) return false;
+  offered_ = direct;
+  return true;
+}
+
+bool Transfer::HasOffer() {
+  const std::lock_guard lock(mutex_);
+  return offered_ != nullptr;
+}
+
+Status Transfer::MoveSome(std::uint64_t up_to) {
   const RingStretch stretch = tail_.Drainable(up_to);
   const std::uint64_t from = tail_.DrainedUpTo();
   std::uint64_t moved = up_to - from;
-  const auto move = [&](const amem::Store::Writing& writing) -> Status {
+  const auto move = [&](const Store::Writing& writing) -> Status {
     Status status;
     const bool whole = WalkRing(stretch, [&](std::span<const std::byte> frame, std::uint64_t end) {
       status = writing.Append(Table::kEvents, SeqOf(frame), frame);
@@ -216,8 +217,12 @@ Status Drain::MoveSome(std::uint64_t up_to) {
   return {};
 }
 
-Status Drain::StoreDirect() {
-  const auto direct = Offered(true);
+Status Transfer::StoreDirect() {
+  std::shared_ptr<Direct> direct;
+  {
+    const std::lock_guard lock(mutex_);
+    direct = std::exchange(offered_, nullptr);
+  }
   if (!direct) return {};
   if (direct->state) {
     const auto payload = EncodeSnapshot(*direct->state);
@@ -234,21 +239,21 @@ Status Drain::StoreDirect() {
     snapshot_bytes_.store(direct->frame.size(), std::memory_order_relaxed);
   }
   if (snapshot && before != 0) {
-    obsolete_events_below_ = before + 1;
-    obsolete_snapshots_below_ = before;
-    removing_ = true;
+    obsolete_ = {.events_below = before + 1, .snapshots_below = before, .removing = true};
     store_.ForgetDeadReaders();
   }
   direct->stored.store(true, std::memory_order_release);
   return {};
 }
 
-Status Drain::RemoveSome() {
-  if (!removing_) return {};
-  return store_.Write([&](const amem::Store::Writing& writing) -> Status {
-    AMEM_TRY(writing.RemoveBelow(Table::kSnapshots, obsolete_snapshots_below_, kRemoveAtOnce).status());
-    AMEM_ASSIGN(const auto events, writing.RemoveBelow(Table::kEvents, obsolete_events_below_, kRemoveAtOnce));
-    removing_ = events == kRemoveAtOnce;
+Status Transfer::RemoveSome() {
+  if (!obsolete_.removing) return {};
+  AMEM_CHECK(obsolete_.snapshots_below < last_snapshot());  // what is left begins with a snapshot
+  AMEM_CHECK(obsolete_.events_below <= last_snapshot());
+  return store_.Write([&](const Store::Writing& writing) -> Status {
+    AMEM_TRY(writing.RemoveBelow(Table::kSnapshots, obsolete_.snapshots_below, kRemoveAtOnce).status());
+    AMEM_ASSIGN(const auto events, writing.RemoveBelow(Table::kEvents, obsolete_.events_below, kRemoveAtOnce));
+    obsolete_.removing = events == kRemoveAtOnce;
     return {};
   });
 }

@@ -1,5 +1,6 @@
-// The thread that moves records from the tail into LMDB. No other thread writes to LMDB. All its signals are blocked, so that
-// exceeding the limit of file sizes fails a call and raises no signal, and so that no handler of the host runs on it.
+// The thread that moves records from the tail into LMDB: Transfer is what it writes, Drain when it does. No other thread writes
+// to LMDB. All its signals are blocked, so that exceeding the limit of file sizes fails a call and raises no signal, and so
+// that no handler of the host runs on it.
 #pragma once
 
 #include <linux/futex.h>
@@ -23,8 +24,8 @@
 
 namespace amem {
 
-// A futex on which one thread waits until another rings. Take a ticket, look at the condition, and wait with the ticket: a ring
-// after the look is not missed. Ringing costs a system call, so ring only when a thread may be waiting.
+// A futex on which one thread waits until another rings. Take a ticket, check the condition, and wait with the ticket: a ring
+// after the check is not missed. Ringing costs a system call, so ring only when a thread may be waiting.
 class Doorbell {
  public:
   [[nodiscard]] std::uint32_t Ticket() const { return word_.load(std::memory_order_acquire); }
@@ -61,93 +62,127 @@ class ClockNotes {
   std::uint64_t key_ = 0;  // of the newest
 };
 
+// Why a journal has failed: the first reason, which stays.
+class JournalFailure {
+ public:
+  JournalFailure(std::filesystem::path directory, Tail& tail) : directory_(std::move(directory)), tail_(tail) {}
+  // Marks the tail with it, and the directory, so that other processes learn of it. Returns the first one. `by_file` false: the
+  // file system has not answered, and only the tail is marked.
+  Status Break(const Status& failure, bool by_file);
+  void MarkDirectory() const;  // for whoever could not wait for the file system
+  [[nodiscard]] bool broken() const { return broken_.load(std::memory_order_acquire); }
+  [[nodiscard]] Status reason() const;
+  [[nodiscard]] const std::filesystem::path& directory() const { return directory_; }
+
+ private:
+  const std::filesystem::path directory_;
+  Tail& tail_;
+  mutable std::mutex mutex_;
+  Status reason_;
+  std::atomic<bool> broken_{false};
+};
+
+// A record that goes into LMDB directly, after everything in the tail.
+struct Direct {
+  Table table{};
+  std::uint64_t key = 0;
+  std::vector<std::byte> frame;
+  std::optional<State> state{};  // of a snapshot that the thread encodes; one that cannot be encoded is left out
+  std::atomic<bool> stored{false};
+};
+
+// What the thread writes. Only Offer, HasOffer and the numbers of the last snapshot are for other threads.
+class Transfer {
+ public:
+  Transfer(Tail& tail, Store& store, ClockNotes notes, std::uint64_t last_snapshot)
+      : tail_(tail), store_(store), notes_(std::move(notes)), last_snapshot_(last_snapshot) {}
+
+  bool Offer(const std::shared_ptr<Direct>& direct);  // false: another is on its way
+  [[nodiscard]] bool HasOffer();
+  [[nodiscard]] std::uint64_t last_snapshot() const { return last_snapshot_.load(std::memory_order_acquire); }
+  [[nodiscard]] Bytes snapshot_bytes() const { return snapshot_bytes_.load(std::memory_order_relaxed); }  // of the last one
+
+  [[nodiscard]] bool FilesAreRemoved() const { return tail_.IsRemoved() || store_.IsRemoved(); }
+  Status MoveSome(std::uint64_t up_to);  // one commit
+  Status StoreDirect();                  // what was offered; what a snapshot makes obsolete is removed by RemoveSome
+  Status RemoveSome();
+  [[nodiscard]] bool removing() const { return obsolete_.removing; }
+
+ private:
+  struct Obsolete {
+    std::uint64_t events_below = 0, snapshots_below = 0;
+    bool removing = false;  // there may be more
+  };
+
+  Tail& tail_;
+  Store& store_;
+  ClockNotes notes_;
+  Obsolete obsolete_;
+  std::mutex mutex_;
+  std::shared_ptr<Direct> offered_;  // under mutex_
+  std::atomic<std::uint64_t> last_snapshot_;
+  std::atomic<Bytes> snapshot_bytes_{0};
+};
+
 class Drain {
  public:
   // A thread that appends to `tail` and calls Appended() holds `append_mutex`.
-  Drain(std::filesystem::path directory, Tail& tail, Store& store, std::mutex& append_mutex, ClockNotes notes,
+  Drain(const std::filesystem::path& directory, Tail& tail, Store& store, std::mutex& append_mutex, ClockNotes notes,
         std::uint64_t last_snapshot)
-      : directory_(std::move(directory)),
-        tail_(tail),
-        store_(store),
+      : tail_(tail),
         append_mutex_(append_mutex),
-        notes_(std::move(notes)),
-        last_snapshot_(last_snapshot) {}
+        failure_(directory, tail),
+        transfer_(tail, store, std::move(notes), last_snapshot) {}
   ~Drain() { Stop(); }
   Status Start();
   void Stop();  // as soon as possible; what is in the tail stays there
 
-  [[nodiscard]] bool broken() const { return broken_.load(std::memory_order_acquire); }
-  [[nodiscard]] Status reason() const;
-  // Keeps the first failure for ever, and marks the directory and the tail with it, so that other processes learn of it.
-  // Returns the one that is kept. `by_file` false: the file system stands still, and only the tail is marked.
-  Status Break(const Status& failure, bool by_file = true);
+  [[nodiscard]] bool broken() const { return failure_.broken(); }
+  [[nodiscard]] Status reason() const { return failure_.reason(); }
+  Status Break(const Status& failure, bool by_file = true) { return failure_.Break(failure, by_file); }
   // The thread has waited for the file system for two seconds.
   [[nodiscard]] bool Stalled() const;
 
   // After an append, with the mutex held. Wakes the thread only when it sleeps for good or the tail fills up.
   void Appended() {
     if (std::exchange(idle_, false)) work_.Ring();
-    if (!urgent_.load(std::memory_order_relaxed) && tail_.Used() > tail_.Capacity() / 4) Hurry();
+    if (wanted_.load(std::memory_order_relaxed) == Wanted::kNothing && tail_.Used() > tail_.Capacity() / 4) Hurry();
   }
-  // Waits until everything before `position` of the tail is in LMDB. kTimeout: the file system stands still.
+  // Waits until everything before `position` of the tail is in LMDB. kTimeout: the file system has not answered.
   Status WaitFor(std::uint64_t position);
-  // Waits until the thread has done all that there is to do, with a look whether the files are still there. kTimeout: it had
+  // Waits until the thread has done all that there is to do, and has checked that the files are still there. kTimeout: it had
   // not until then.
   Status Answer(Deadline until);
-
-  // A record that goes into LMDB directly, after everything in the tail. What a snapshot makes obsolete is removed afterwards.
-  struct Direct {
-    Table table{};
-    std::uint64_t key = 0;
-    std::vector<std::byte> frame;
-    std::optional<State> state{};  // of a snapshot that the thread encodes; one that cannot be encoded is left out
-    std::atomic<bool> stored{false};
-  };
-  Status Store(Table table, std::uint64_t key, std::vector<std::byte> frame);
+  // Waits until the record is in LMDB, after everything in the tail. What a snapshot makes obsolete is removed afterwards.
+  Status StoreRecord(Table table, std::uint64_t key, std::vector<std::byte> frame);
   // Without waiting. Left out if another is on its way.
   void SnapshotSoon(const State& state);
-  [[nodiscard]] std::uint64_t last_snapshot() const { return last_snapshot_.load(std::memory_order_acquire); }
-  [[nodiscard]] Bytes snapshot_bytes() const { return snapshot_bytes_.load(std::memory_order_relaxed); }  // of the last one
+  [[nodiscard]] std::uint64_t last_snapshot() const { return transfer_.last_snapshot(); }
+  [[nodiscard]] Bytes snapshot_bytes() const { return transfer_.snapshot_bytes(); }
 
  private:
+  enum class Wanted : std::uint8_t { kNothing, kWorkAtOnce, kEnd };  // of the thread; kEnd is final
+
   void Hurry();
   void Run();
   void Gather();
   Status WaitUntil(const std::function<bool()>& done, std::optional<Deadline> until);
-  bool Offer(const std::shared_ptr<Direct>& direct);  // false: another is on its way
-  std::shared_ptr<Direct> Offered(bool take);
   Status MoveAll();
-  [[nodiscard]] Status FilesAreThere() const;
-  Status MoveSome(std::uint64_t up_to);
-  Status StoreDirect();
-  Status RemoveSome();
+  [[nodiscard]] bool Ends() const { return wanted_.load(std::memory_order_acquire) == Wanted::kEnd; }
 
-  const std::filesystem::path directory_;
   Tail& tail_;
-  amem::Store& store_;
   std::mutex& append_mutex_;
-  ClockNotes notes_;  // the thread's
-  mutable std::mutex reason_mutex_;
-  Status reason_;
-  std::atomic<bool> broken_{false};
-
-  Doorbell work_;      // rung for the thread
-  Doorbell progress_;  // rung by it
-  bool idle_ = false;  // sleeps until the next append; under append_mutex_
-  std::atomic<bool> urgent_{false};
-  std::atomic<bool> stop_{false};
-
-  std::mutex direct_mutex_;
-  std::shared_ptr<Direct> direct_;                     // the next; under direct_mutex_
-  std::atomic<std::uint64_t> asked_{0}, answered_{0};  // rounds of the thread
-  std::atomic<std::uint64_t> working_since_ns_{0};     // 0: the thread does not wait for the file system
-  std::atomic<std::uint64_t> last_snapshot_;
-  std::atomic<Bytes> snapshot_bytes_{0};
-  std::uint64_t obsolete_events_below_ = 0;  // the thread's
-  std::uint64_t obsolete_snapshots_below_ = 0;
-  bool removing_ = false;
+  JournalFailure failure_;
+  Transfer transfer_;
 
   std::thread thread_;
+  // What each append reads, apart from what the thread writes in each round.
+  alignas(64) Doorbell work_;  // rung for the thread
+  bool idle_ = false;          // sleeps until the next append; under append_mutex_
+  std::atomic<Wanted> wanted_{Wanted::kNothing};
+  alignas(64) Doorbell progress_;                      // rung by the thread
+  std::atomic<std::uint64_t> asked_{0}, answered_{0};  // its rounds
+  std::atomic<std::uint64_t> working_since_ns_{0};     // 0: it does not wait for the file system
 };
 
 }  // namespace amem

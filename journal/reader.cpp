@@ -106,7 +106,7 @@ class Reader final : public JournalReader {
       if (const auto meta = MetaOf(frame)) info.set_clock = {meta->realtime_ns, meta->monotonic_ns};
       return true;
     }));
-    AMEM_ASSIGN(const auto view, Look());
+    AMEM_ASSIGN(const auto view, TakeView());
     info.broken_reason = BrokenReason(directory_);
     if (info.broken_reason.empty()) info.broken_reason = view.tail.broken_reason;
     if (!info.broken_reason.empty()) info.status = SessionStatus::kBroken;
@@ -128,7 +128,7 @@ class Reader final : public JournalReader {
 
   using Visitor = std::function<bool(const Event&)>;
   Result<ReadReport> Read(SequenceNumber first, SequenceNumber last, const Visitor& visit) override {
-    AMEM_ASSIGN(const auto view, Look());
+    AMEM_ASSIGN(const auto view, TakeView());
     return ReadSeen(view, first, last, visit);
   }
 
@@ -165,7 +165,7 @@ class Reader final : public JournalReader {
     std::uint64_t last = 0;  // later events are ignored, so that reading a live journal ends
   };
 
-  Result<View> Look() const {
+  Result<View> TakeView() const {
     View view;
     AMEM_ASSIGN(view.tail, ReadTail(directory_ / "tail"));
     AMEM_ASSIGN(view.stored, source_->ExtentOf(Table::kEvents));
@@ -202,7 +202,7 @@ class Reader final : public JournalReader {
     Losses losses(report);
     report.incomplete = missing_;
     report.torn_tail = view.tail.torn && !WriterMayLive(directory_ / "tail");
-    if (const std::string damage = source_->Damage(); !damage.empty()) losses.Add(1, damage);
+    if (const std::string of_store = source_->Damage(); !of_store.empty()) losses.Add(1, of_store);
     const std::uint64_t to = std::min(last.value, view.last);
     std::uint64_t next = first.value;  // the number that must come next, if the journal goes back that far
     Batch batch;
@@ -224,9 +224,11 @@ class Reader final : public JournalReader {
     }
     if (!ReadFromTail(view, next, to, losses, visit)) return report;
     if (last.value <= view.last) return report;
-    if (view.tail.damaged_at_end) losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, view.tail.damage));
+    const TailDamage& damage = view.tail.damage;
+    if (damage.kind == TailDamage::Kind::kAtEnd)
+      losses.Add(1, fmt::format("what follows event {} is lost: {}", view.last, damage.words));
     // Of a copy it is not known whether there was any more.
-    if (view.tail.unreachable && !WriterIsAlive(directory_ / "tail") && !IsCopy(directory_ / "tail"))
+    if (damage.kind == TailDamage::Kind::kUnreachable && !WriterIsAlive(directory_ / "tail") && !IsCopy(directory_ / "tail"))
       losses.Add(1, fmt::format("what follows event {} may be lost: the last events were in memory (/dev/shm) that is gone, or "
                                 "cannot be reached from here; `amem pack` where the process ran takes them along",
                                 view.last));
@@ -238,8 +240,8 @@ class Reader final : public JournalReader {
     for (const Record& record : view.tail.records) {
       if (record.seq < next || record.seq <= view.stored_last || record.seq > to || record.type != RecordType::kEvent) continue;
       // Where LMDB is empty, the first record of the tail is taken for the first of the journal, unless the tail is damaged.
-      const bool anchored = view.stored_last != 0 ? next > view.stored_last
-                                                  : next > view.tail.records.front().seq || view.tail.damaged_bytes != 0;
+      const bool anchored =
+          view.stored_last != 0 ? next > view.stored_last : next > view.tail.records.front().seq || view.tail.damage.bytes != 0;
       next = std::max<std::uint64_t>(next, 1);
       if (record.seq > next && anchored) losses.Gap(next, record.seq - 1);
       next = record.seq + 1;
@@ -273,7 +275,7 @@ class Reader final : public JournalReader {
   // The state after event `to`, or after the last one if that comes before.
   Result<State> Fold(State state, std::uint64_t to, ReadReport& report) {
     if (to <= state.last.value) return state;
-    AMEM_ASSIGN(const auto view, Look());
+    AMEM_ASSIGN(const auto view, TakeView());
     Status failed;
     const auto apply = [&](const Event& event) { return (failed = Apply(state, event)).ok(); };
     AMEM_ASSIGN(const auto read, ReadSeen(view, SequenceNumber{state.last.value + 1}, SequenceNumber{to}, apply));

@@ -82,24 +82,26 @@ bool Plausible(const TailHeader& header, const Positions& p, Bytes ring_bytes) {
          p.begun >= p.published && (p.drained | p.published) % kRecordAlignment == 0;
 }
 
+using Damage = TailDamage::Kind;
+
 // Finds records after a damaged place by trying every position where a record may start.
 void CollectPart(std::span<const std::byte> part, TailContents& out) {
   std::size_t at = 0;
   while (at < part.size()) {
     const auto rest = part.subspan(at);
     if (rest.size() >= sizeof kSkipMagic && std::memcmp(rest.data(), &kSkipMagic, sizeof kSkipMagic) == 0) {
-      if (!out.damaged_at_end) return;
+      if (out.damage.kind != Damage::kAtEnd) return;
     } else if (const auto record = ReadRecord(rest)) {
       // A record with a smaller number is left from an earlier round through the ring.
       if (out.records.empty() || record->seq > out.records.back().seq) {
         out.records.push_back(*record);
-        out.damaged_at_end = false;
+        if (out.damage.kind == Damage::kAtEnd) out.damage.kind = Damage::kWithin;
       }
       at += RecordBytes(record->payload.size());
       continue;
     }
-    out.damaged_at_end = true;
-    out.damaged_bytes += std::min(kRecordAlignment, rest.size());
+    out.damage.kind = Damage::kAtEnd;
+    out.damage.bytes += std::min(kRecordAlignment, rest.size());
     at += kRecordAlignment;
   }
 }
@@ -110,8 +112,8 @@ void Salvage(std::span<const std::byte> ring, TailContents& out) {
   std::sort(out.records.begin(), out.records.end(), [](const Record& a, const Record& b) { return a.seq < b.seq; });
   const auto same = [](const Record& a, const Record& b) { return a.seq == b.seq; };
   out.records.erase(std::unique(out.records.begin(), out.records.end(), same), out.records.end());
-  out.damaged_bytes = ring.size();
-  out.damaged_at_end = true;
+  out.damage.kind = Damage::kAtEnd;
+  out.damage.bytes = ring.size();
 }
 
 Status CopyRing(const File& file, std::uint64_t capacity, const Positions& p, TailContents& out) {
@@ -128,15 +130,15 @@ Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
   out.file_bytes = file_bytes;
   const Bytes ring_bytes = file_bytes > kTailHeaderBytes ? file_bytes - kTailHeaderBytes : 0;
   if (ring_bytes == 0) {
-    out.damage = "the tail has " + std::to_string(file_bytes) + " bytes, less than its header: it was cut off";
-    out.damaged_at_end = true;
+    out.damage = {Damage::kAtEnd, 0,
+                  "the tail has " + std::to_string(file_bytes) + " bytes, less than its header: it was cut off"};
     return {};
   }
   const auto header = MapHeader(file);
   if (!header) return SystemFailure("map", "tail", errno);
   const Positions before = PositionsIn(*header);
   if (!Plausible(*header, before, ring_bytes)) {
-    out.damage = "the header of the tail is damaged, or the tail was cut off; whole records in it are used";
+    out.damage.words = "the header of the tail is damaged, or the tail was cut off; whole records in it are used";
     out.copy.resize(ring_bytes);
     AMEM_ASSIGN(const auto n, file.ReadAt(kTailHeaderBytes, out.copy));
     out.copy.resize(n);
@@ -157,7 +159,7 @@ Status ReadPresent(const File& file, Bytes file_bytes, TailContents& out) {
   const auto copy = std::span<const std::byte>(out.copy);
   if (gone < first) CollectPart(copy.subspan(gone, first - gone), out);
   CollectPart(copy.subspan(std::max(first, gone)), out);
-  if (out.damaged_bytes != 0) out.damage = std::to_string(out.damaged_bytes) + " bytes of the tail are no records";
+  if (out.damage.bytes != 0) out.damage.words = std::to_string(out.damage.bytes) + " bytes of the tail are no records";
   return {};
 }
 
@@ -335,7 +337,7 @@ Result<TailContents> ReadTail(const std::filesystem::path& path) {
     const File& place = elsewhere ? memory : *file;
     if (elsewhere && memory.fd() < 0) {
       if (again) continue;
-      out.unreachable = true;
+      out.damage.kind = Damage::kUnreachable;
       return out;
     }
     AMEM_ASSIGN(const auto bytes, place.Size());

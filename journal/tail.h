@@ -136,17 +136,27 @@ void RemoveForgottenMemory();
 bool WalkRing(const RingStretch& stretch,
               const std::function<bool(std::span<const std::byte> frame, std::uint64_t end)>& visit);
 
+// What of a tail cannot be read, and why.
+struct TailDamage {
+  enum class Kind : std::uint8_t {
+    kNone,
+    kWithin,       // whole records follow
+    kAtEnd,        // none do, and there may have been more
+    kUnreachable,  // all is in memory that is gone, or of another container
+  };
+  Kind kind = Kind::kNone;
+  Bytes bytes = 0;  // that are not readable as records
+  std::string words;
+};
+
 // What a reader finds in a tail, also while its owner writes to it.
 struct TailContents {
   std::vector<std::byte> copy;
   std::vector<Record> records;  // in order, whole; they point into `copy`
-  bool torn = false;            // an append was under way
-  Bytes damaged_bytes = 0;      // not readable as records
-  bool damaged_at_end = false;  // no whole record follows the damage
-  std::string damage;           // in words
-  std::string broken_reason;    // set when the writer said that it is broken
+  TailDamage damage;
+  bool torn = false;          // an append was under way
+  std::string broken_reason;  // set when the writer said that it is broken
   Bytes file_bytes = 0;
-  bool unreachable = false;  // it is in memory that is gone, or of another container
 };
 // Any bytes may be in the file. A file that is not there is no failure.
 Result<TailContents> ReadTail(const std::filesystem::path& path);

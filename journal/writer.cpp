@@ -14,13 +14,37 @@
 #include "journal/session_dir.h"
 #include "journal/store.h"
 #include "journal/tail.h"
+#include "statemachine/check.h"
 
 namespace amem {
 namespace {
 
-// How long a file system may stand still while a session starts, while its journal begins anew within a call, and at its end.
+// How long a call waits for a file system that does not answer: where a session starts, where its journal begins anew, at its
+// end.
 constexpr std::chrono::milliseconds kStartPatience{2000}, kRenewPatience{200}, kEndPatience{2000};
 constexpr std::uint64_t kTrySnapshotAgainAfter = 10'000;  // events, when the state could not be condensed
+
+// When the next snapshot is due: after so many events or bytes, whichever comes first.
+class SnapshotSchedule {
+ public:
+  SnapshotSchedule(std::uint64_t events, Bytes bytes) : due_(events), due_bytes_(bytes) {}
+  void Count(Bytes bytes) {
+    appended_.fetch_add(1, std::memory_order_relaxed);
+    appended_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  void DueAfter(std::uint64_t events, Bytes bytes) {
+    due_.store(appended_.load() + events, std::memory_order_relaxed);
+    due_bytes_.store(appended_bytes_.load() + bytes, std::memory_order_relaxed);
+  }
+  [[nodiscard]] bool IsDue() const {
+    return appended_.load(std::memory_order_relaxed) >= due_.load(std::memory_order_relaxed) ||
+           appended_bytes_.load(std::memory_order_relaxed) >= due_bytes_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::uint64_t> appended_{0}, appended_bytes_{0};  // by this writer
+  std::atomic<std::uint64_t> due_, due_bytes_;
+};
 
 // One journal. Everything that a forked child must not touch, together, so that the child can leave it alone.
 struct Core {
@@ -30,13 +54,8 @@ struct Core {
         tail(std::move(its_tail)),
         store(std::move(its_store)),
         last(before),
-        snapshot_due(options.snapshot_every),
-        snapshot_due_bytes(options.snapshot_bytes),
+        schedule(options.snapshot_every, options.snapshot_bytes),
         drain(directory, tail, *store, append_mutex, std::move(notes), before) {}
-  void SnapshotDueAfter(std::uint64_t events, Bytes bytes) {
-    snapshot_due.store(appended.load() + events, std::memory_order_relaxed);
-    snapshot_due_bytes.store(appended_bytes.load() + bytes, std::memory_order_relaxed);
-  }
   // append_mutex held
   Status Unusable() const {
     if (drain.broken()) return drain.reason();
@@ -58,14 +77,13 @@ struct Core {
     AMEM_TRY(AppendEncoded(event.seq.value, message));
     last = event.seq.value;
     if (std::holds_alternative<CycleFailed>(event.body)) failed = true;
-    appended.fetch_add(1, std::memory_order_relaxed);
-    appended_bytes.fetch_add(RecordBytes(message.size()), std::memory_order_relaxed);
+    schedule.Count(RecordBytes(message.size()));
     return {};
   }
 
   Status AppendEncoded(std::uint64_t seq, std::span<const std::byte> message) {
     if (message.size() > tail.LargestPayload())
-      return StillBroken(drain.Store(Table::kEvents, seq, Framed(RecordType::kEvent, seq, message)));
+      return StillBroken(drain.StoreRecord(Table::kEvents, seq, Framed(RecordType::kEvent, seq, message)));
     for (;;) {
       const std::uint64_t drained = tail.DrainedUpTo();  // before the attempt
       if (tail.Append(RecordType::kEvent, seq, message)) break;
@@ -91,7 +109,7 @@ struct Core {
   void SnapshotSoon(const State& state, const JournalOptions& options) {
     if (!CanCondense(state).ok() || state.last.value <= drain.last_snapshot()) return;
     drain.SnapshotSoon(state);
-    SnapshotDueAfter(options.snapshot_every, std::max<Bytes>(options.snapshot_bytes, 2 * drain.snapshot_bytes()));
+    schedule.DueAfter(options.snapshot_every, std::max<Bytes>(options.snapshot_bytes, 2 * drain.snapshot_bytes()));
   }
 
   // The events up to this state were not appended: the snapshot has what they led to.
@@ -111,12 +129,18 @@ struct Core {
     if (through <= drain.last_snapshot()) return {};
     const auto payload = EncodeSnapshot(state);
     if (!payload || payload->size() > UINT32_MAX) {
-      SnapshotDueAfter(std::min(options.snapshot_every, kTrySnapshotAgainAfter), options.snapshot_bytes);
+      schedule.DueAfter(std::min(options.snapshot_every, kTrySnapshotAgainAfter), options.snapshot_bytes);
       return payload ? Status{Code::kInvalid, doing + ": it is larger than 4 GiB"} : payload.status().Within(doing);
     }
-    AMEM_TRY(drain.Store(Table::kSnapshots, through, Framed(RecordType::kSnapshot, through, *payload)));
+    AMEM_TRY(drain.StoreRecord(Table::kSnapshots, through, Framed(RecordType::kSnapshot, through, *payload)));
     // Where the state itself is large, snapshots must not make up most of what is written.
-    SnapshotDueAfter(options.snapshot_every, std::max<Bytes>(options.snapshot_bytes, 2 * payload->size()));
+    schedule.DueAfter(options.snapshot_every, std::max<Bytes>(options.snapshot_bytes, 2 * payload->size()));
+    return {};
+  }
+
+  // Before the tail is removed.
+  Status CheckAllMoved() const {
+    AMEM_CHECK(tail.Used() == 0U, last);
     return {};
   }
 
@@ -129,6 +153,7 @@ struct Core {
     }
     AMEM_TRY(drain.WaitFor(tail.Published()));
     drain.Stop();
+    if (Status status = CheckAllMoved(); !status) return drain.Break(status);
     if (Status status = store->Sync(); !status) return drain.Break(status);
     if (Status status = MarkClosed(directory, failed); !status) return drain.Break(status);
     if (tail.PlaceOfLocks().is_absolute()) unlink((directory / kLockFile).c_str());
@@ -144,9 +169,8 @@ struct Core {
   Encoder encoder;     // these four under append_mutex
   std::uint64_t last;  // sequence number
   bool closed = false;
-  bool failed = false;                                        // a pause or resume
-  std::atomic<std::uint64_t> appended{0}, appended_bytes{0};  // by this writer
-  std::atomic<std::uint64_t> snapshot_due, snapshot_due_bytes;
+  bool failed = false;  // a pause or resume
+  SnapshotSchedule schedule;
   Drain drain;  // last, so that its thread ends first
 };
 
@@ -191,7 +215,7 @@ class Writer final : public JournalWriter {
     if (made && made->ok()) {
       core_ = *std::move(*made);
     } else {
-      Lose(made ? made->status() : StandsStill(kStartPatience));
+      Lose(made ? made->status() : NoAnswer(kStartPatience));
     }
   }
   ~Writer() override {
@@ -215,11 +239,7 @@ class Writer final : public JournalWriter {
     }
     return core_->drain.WaitFor(core_->tail.Published());
   }
-  [[nodiscard]] bool SnapshotDue() const override {
-    return core_ != nullptr &&
-           (core_->appended.load(std::memory_order_relaxed) >= core_->snapshot_due.load(std::memory_order_relaxed) ||
-            core_->appended_bytes.load(std::memory_order_relaxed) >= core_->snapshot_due_bytes.load(std::memory_order_relaxed));
-  }
+  [[nodiscard]] bool SnapshotDue() const override { return core_ != nullptr && core_->schedule.IsDue(); }
   Status Snapshot(const State& state) override {
     if (!IsHere()) return Elsewhere();
     return core_->Snapshot(state, options_);
@@ -237,7 +257,7 @@ class Writer final : public JournalWriter {
     const std::chrono::milliseconds patience = making_ ? std::chrono::milliseconds(0) : kRenewPatience;
     if (!making_) StartMaking(&state);
     auto made = making_->Wait(In(patience));
-    if (!made) return why_ = StandsStill(patience);
+    if (!made) return why_ = NoAnswer(patience);
     making_.reset();
     if (!made->ok()) return why_ = made->status();
     core_ = *std::move(*made);
@@ -253,7 +273,7 @@ class Writer final : public JournalWriter {
     if (core_ == nullptr) return {};  // that there is none has been said
     if (!IsHere()) return Elsewhere();
     const auto closed = Errand<Status>([core = core_] { return core->Close(); }).Wait(In(kEndPatience));
-    return closed ? *closed : StandsStill(kEndPatience).Within("close journal " + core_->directory.string());
+    return closed ? *closed : NoAnswer(kEndPatience).Within("close journal " + core_->directory.string());
   }
   [[nodiscard]] std::filesystem::path Directory() const override {
     return core_ == nullptr ? std::filesystem::path() : core_->directory;
@@ -285,7 +305,7 @@ class Writer final : public JournalWriter {
     const auto before = state == nullptr ? nullptr : std::make_shared<const State>(*state);
     making_.emplace([options = options_, session = session_, before] { return Begin(options, session, before.get()); });
   }
-  [[nodiscard]] Status StandsStill(std::chrono::milliseconds waited) const {
+  [[nodiscard]] Status NoAnswer(std::chrono::milliseconds waited) const {
     return {Code::kTimeout, fmt::format("the file system of {} has not answered for {} ms; is it frozen, or its server gone?",
                                         options_.directory.string(), waited.count())};
   }

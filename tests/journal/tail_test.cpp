@@ -89,7 +89,7 @@ TEST_F(TailTest, what_is_appended_is_read) {
         std::equal(expected.begin(), expected.end(), contents.records[i].payload.begin(), contents.records[i].payload.end()));
   }
   EXPECT_FALSE(contents.torn);
-  EXPECT_EQ(contents.damaged_bytes, 0U);
+  EXPECT_EQ(contents.damage.bytes, 0U);
 }
 
 TEST_F(TailTest, every_round_of_the_ring_is_read_back_whole) {
@@ -101,7 +101,7 @@ TEST_F(TailTest, every_round_of_the_ring_is_read_back_whole) {
     while (tail.Append(RecordType::kEvent, seq + 1, Payload(seq + 1))) expected.push_back(++seq);
     const TailContents contents = Read();
     ASSERT_EQ(Numbers(contents), std::vector(expected.begin(), expected.end()));
-    ASSERT_EQ(contents.damaged_bytes, 0U);
+    ASSERT_EQ(contents.damage.bytes, 0U);
     const std::size_t take = 1 + random() % expected.size();  // drains some
     std::size_t taken = 0;
     std::uint64_t end = 0;
@@ -124,7 +124,7 @@ TEST_F(TailTest, an_append_that_was_interrupted_is_torn_and_not_damage) {
   Overwrite(offsetof(TailHeader, begun), std::as_bytes(std::span(&begun, 1)));
   const TailContents contents = Read();
   EXPECT_TRUE(contents.torn);
-  EXPECT_EQ(contents.damaged_bytes, 0U);
+  EXPECT_EQ(contents.damage.bytes, 0U);
   EXPECT_EQ(contents.records.size(), 5U);
 }
 
@@ -144,8 +144,8 @@ TEST_F(TailTest, a_flipped_bit_costs_one_record) {
       if (i != seq) expected.push_back(i);
     }
     EXPECT_EQ(Numbers(contents), expected) << "damaged " << seq;
-    EXPECT_EQ(contents.damaged_bytes, next - at);
-    EXPECT_EQ(contents.damaged_at_end, seq == 40);
+    EXPECT_EQ(contents.damage.bytes, next - at);
+    EXPECT_EQ(contents.damage.kind, seq == 40 ? TailDamage::Kind::kAtEnd : TailDamage::Kind::kWithin);
     EXPECT_FALSE(contents.torn);
     at = next;
   }
@@ -185,7 +185,7 @@ TEST_F(TailTest, records_that_are_drained_while_they_are_copied_are_left_to_the_
   ASSERT_EQ(contents.records.size(), round - round / 2);
   EXPECT_EQ(contents.records.front().seq, round / 2 + 1);
   EXPECT_EQ(contents.records.back().seq, round);
-  EXPECT_EQ(contents.damaged_bytes, 0U);
+  EXPECT_EQ(contents.damage.bytes, 0U);
   EXPECT_FALSE(contents.torn);
 }
 
@@ -227,11 +227,11 @@ TEST_F(TailTest, a_tail_with_a_damaged_header_gives_up_its_records) {
   WriteFile(path, bytes);
   const TailContents contents = Read();
   EXPECT_EQ(contents.records.size(), 40U);
-  EXPECT_NE(contents.damage.find("header"), std::string::npos);
-  EXPECT_TRUE(contents.damaged_at_end) << "there may have been more";
+  EXPECT_NE(contents.damage.words.find("header"), std::string::npos);
+  EXPECT_EQ(contents.damage.kind, TailDamage::Kind::kAtEnd) << "there may have been more";
   bytes.resize(kTailHeaderBytes - 1);
   WriteFile(path, bytes);
-  EXPECT_TRUE(Read().damaged_at_end) << "and so there may where it was cut off";
+  EXPECT_EQ(Read().damage.kind, TailDamage::Kind::kAtEnd) << "and so there may where it was cut off";
 }
 
 TEST_F(TailTest, one_that_is_not_there_is_no_failure) {
@@ -270,7 +270,7 @@ TEST_F(TailTest, what_a_killed_process_left_in_memory_is_read_there_and_moved_to
   const TailContents in_memory = Read();
   ASSERT_FALSE(in_memory.records.empty());
   EXPECT_EQ(in_memory.records.back().seq, 140U);
-  EXPECT_FALSE(in_memory.unreachable);
+  EXPECT_NE(in_memory.damage.kind, TailDamage::Kind::kUnreachable);
   struct stat st {};
   ASSERT_EQ(stat(path.c_str(), &st), 0);
   const auto memory = MemoryOf(SessionId{77}, st);
@@ -291,9 +291,9 @@ TEST_F(TailTest, a_copy_of_one_that_is_in_memory_does_not_follow_the_living) {
   EXPECT_EQ(Read().records.size(), 5U);
   const auto copy = ReadTail(directory.path() / "copy");
   ASSERT_TRUE(copy.ok());
-  EXPECT_TRUE(copy->unreachable && copy->records.empty());
+  EXPECT_TRUE(copy->damage.kind == TailDamage::Kind::kUnreachable && copy->records.empty());
   std::filesystem::remove(MemoryOf(SessionId{77}, st));
-  EXPECT_TRUE(Read().unreachable) << "as in another container";
+  EXPECT_EQ(Read().damage.kind, TailDamage::Kind::kUnreachable) << "as in another container";
 }
 
 TEST_F(TailTest, memory_of_journals_whose_place_is_gone_is_given_back) {
@@ -348,7 +348,7 @@ TEST_F(TailTest, a_reader_beside_appender_and_drain_sees_an_unbroken_row) {
     const auto contents = ReadTail(path);
     const std::uint64_t stored = drained_seq;
     ASSERT_TRUE(contents.ok());
-    ASSERT_EQ(contents->damaged_bytes, 0U);
+    ASSERT_EQ(contents->damage.bytes, 0U);
     std::uint64_t next = contents->records.empty() ? 0 : contents->records.front().seq;
     ASSERT_LE(next, stored + 1);
     for (const Record& r : contents->records) {
@@ -392,7 +392,7 @@ TEST_F(TailTest, a_reader_that_is_held_up_between_two_positions_finds_no_damage)
     header = at;
     mprotect(at, kTailHeaderBytes, PROT_NONE);
   };
-  EXPECT_EQ(Read().damage, "");
+  EXPECT_EQ(Read().damage.words, "");
   EXPECT_GT(rounds, 0);
   sigaction(SIGSEGV, &before_touched, nullptr);
   sigaction(SIGTRAP, &before_passed, nullptr);

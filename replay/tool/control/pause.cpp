@@ -190,7 +190,7 @@ struct Asking {
   control::JobControl control;
 
   std::vector<control::RankView> Ranks() {
-    auto ranks = control.Look();
+    auto ranks = control.Ranks();
     ReadAccounts(ranks);
     return ranks;
   }

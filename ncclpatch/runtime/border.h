@@ -22,7 +22,7 @@ enum NcclResult : int {  // ncclResult_t
   kInProgress = 7
 };
 
-// What stands for a class of failure in NCCL's interface, and in the driver's.
+// The answers for a class of failure in NCCL's interface, and in the driver's.
 struct Answers {
   Code code;
   NcclResult nccl;

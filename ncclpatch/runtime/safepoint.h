@@ -16,7 +16,8 @@ control::RequestServer& Requests();  // never destroyed
 void Begin(Session& session, const std::filesystem::path& socket_directory);
 void ForgetInChild();
 
-// Around a pause or resume of NCCL's memory that the program makes. Before a resume: waits while a request from outside stands.
+// Around a pause or resume of NCCL's memory that the program makes. Before a resume: waits until a request from outside has
+// ended.
 void BeforeOwnResume(Session& session);
 void OwnCycleEnded(Session& session, CycleKind kind, bool was_paused, bool succeeded);
 

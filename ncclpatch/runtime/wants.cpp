@@ -69,10 +69,11 @@ Status Wants::Resume(PoolId scope, std::optional<WantId> want, std::optional<Dea
   });
   if (others == 0) return memory.cycle();
   if (want != kPlainWant) return {};
-  return {Code::kRefused, fmt::format("{} stays paused, because {} of the program still want{} that (a block of amem.paused, "
-                                      "a rollout, an adapter); it comes back when the last of them ends",
-                                      memory.name, others == 1 ? "another part" : fmt::format("{} other parts", others),
-                                      others == 1 ? "s" : "")};
+  return {
+      Code::kRefused,
+      fmt::format("{} stays paused, because {} of the program (a block of amem.paused, a rollout, an adapter) "
+                  "still require{} it; it resumes when the last of these ends",
+                  memory.name, others == 1 ? "another part" : fmt::format("{} other parts", others), others == 1 ? "s" : "")};
 }
 
 bool Wants::IsNamedBy(PoolId scope, WantId want) {

@@ -1,7 +1,7 @@
 // The ledger of who wants what paused. A scope, which is a tag's pool or NCCL's memory (zero), is paused while any want names
 // it; whoever ends the last want of a scope resumes it.
 //
-// One thread at a time changes a scope, from its look at the ledger until its memory has changed, so that nobody takes memory
+// One thread at a time changes a scope, from reading the ledger until its memory has changed, so that nobody takes memory
 // for paused that is on its way back. Scopes do not wait for each other. Any thread may call.
 #pragma once
 

@@ -1,5 +1,5 @@
 // How calls pass the gates of what they touch: NCCL's memory, and that of each tag. A pause or resume closes the gate of its
-// scope; a call that is inside keeps it from beginning.
+// scope, which waits for the calls that are inside.
 //
 // A call takes NCCL's gate first, then those of tags, and the ledger's lock only for a moment inside; no method calls anything
 // that takes a gate. Any thread may call any method; the ledger's lock is needed where a method takes the ledger.

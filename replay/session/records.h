@@ -57,7 +57,7 @@ class Records : NoCopies {
   [[nodiscard]] bool Manages(const Extent& part);  // whether AMem has mapped memory somewhere in it
   // The whole mapping that contains the address; no bytes: it is not AMem's.
   [[nodiscard]] Extent MappingAt(Address address);
-  [[nodiscard]] AllocationId AllocationOf(DriverHandle handle);  // zero: it is not AMem's. Looks through all
+  [[nodiscard]] AllocationId AllocationOf(DriverHandle handle);  // zero: it is not AMem's. Searches all
   Result<TagPart> PartOfTag(Address address);                    // the part that contains the address; kNotFound
   // How much of [address, address + bytes) is mapped memory of handles that another library made or imported under a tag.
   Bytes HandlesOfTags(Address address, Bytes bytes);

@@ -1,7 +1,7 @@
 // What NCCL and other libraries share with other processes: exports as descriptors of tokens, and imports. What peers ask of
 // this session is PeerAnswers'.
 //
-// No method is called with a lock. An import waits for its owner without one, and lets go of NCCL's gate while the owner is in
+// No method is called with a lock. An import waits for its owner without one, and leaves NCCL's gate while the owner is in
 // the middle of a pause or resume, which may wait for a pause of this session.
 #pragma once
 

@@ -168,7 +168,8 @@ void Wants() {
   // It stays paused until the last want ends, in whichever order.
   EXPECT(PauseFor(first, {"a"}) == 0 && PauseFor(second, {"a"}) == 0 && Pause({"a"}) == 0 && Pause({"a"}) == 0);
   EXPECT(ResumeFor(first, {"a"}) == 0 && Shows("\"state\":\"paused\""));
-  EXPECT(Resume({"a"}) == 5 && Says("tag a stays paused, because another part of the program still wants that"));
+  EXPECT(Resume({"a"}) == 5 && Says("tag a stays paused, because another part of the program (a block of amem.paused, a "
+                                    "rollout, an adapter) still requires it"));
   EXPECT(Shows("\"state\":\"paused\""));
   EXPECT(ResumeFor(second, {"a"}) == 0 && !Shows("\"state\":\"paused\"") &&
          Holds(a));  // and the plain calls' went with their resume

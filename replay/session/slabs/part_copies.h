@@ -1,4 +1,4 @@
-// Copies the contents of a part of a slab to a driver handle that is to stand behind it alone. By way of the host, because this
+// Copies the contents of a part of a slab to a driver handle that will back this part alone. By way of the host, because this
 // is rare.
 #pragma once
 

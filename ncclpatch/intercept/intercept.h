@@ -131,7 +131,7 @@ CUresult AnswerPaused(const char* call);
 bool BesideAPause(Session& session);
 
 // Frees memory that AMem only counts, with the driver's answer in `result`. Records the free before the driver makes it
-// (Session::NoteFree); if the driver refuses, records the allocation again. False: that is not known, and nothing was done.
+// (Records::NoteFree); if the driver refuses, records the allocation again. False: that is not known, and nothing was done.
 template <class Freed>
 bool FreeNoted(Session& session, const Freed& freed, const Pass<>& pass, CUresult& result) {
   const auto take_back = session.records().NoteFree(freed);

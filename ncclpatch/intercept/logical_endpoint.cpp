@@ -93,7 +93,7 @@ struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
     if (address)
       Forever<Endpoints>().Bound(id, device, offset, part);
     else
-      Runtime::Get().KeepEverything("memory without an address is bound to a logical endpoint (cuLogicalEndpointBindMem)");
+      Runtime::Get().LeaveAllInPlace("memory without an address is bound to a logical endpoint (cuLogicalEndpointBindMem)");
     return result;
   }
 };

@@ -378,7 +378,7 @@ void* WrapPlugin(const char* name, void* table) {
   const bool known = kind && functions > kind->dereg_mr() && functions <= kMostFunctions;
   const std::size_t place = known ? PlaceOf(static_cast<void* const*>(table), *kind, functions) : kMostTables;
   if (place == kMostTables) {
-    Runtime::Get().KeepEverything(fmt::format("{}, which this version of AMem does not know, may register it", name));
+    Runtime::Get().LeaveAllInPlace(fmt::format("{}, which this version of AMem does not know, may register it", name));
     return table;
   }
   Refresh(TableAt(place));

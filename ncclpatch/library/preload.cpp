@@ -24,7 +24,7 @@ constexpr std::array kNames = {"ncclGetUniqueId",          "ncclCommInitRank", "
 template <class F, class... A>
 int Ring(const char* name, F* own, const void* caller, const A&... arguments) noexcept {
   try {
-    Runtime::Get().LookForNames();
+    Runtime::Get().PatchIfLoaded();
     if (void* function = hook::WithoutUs(name, reinterpret_cast<const void*>(own), caller))
       return reinterpret_cast<F*>(function)(arguments...);
     return Fail(kInvalidUsage, fmt::format("{}: the program calls it, and there is no NCCL in this process that has it", name));

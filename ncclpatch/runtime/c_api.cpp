@@ -68,7 +68,7 @@ Status OfSession(const char* rows, std::string& json, const Text& text) {
                .dump();
     return {};
   }
-  Runtime::Get().TellInWiderScope(*session);
+  Runtime::Get().RecordOthersInWiderScope(*session);
   json = text(*session);
   return {};
 }

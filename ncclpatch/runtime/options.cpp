@@ -118,7 +118,7 @@ Status ParseLayout(const Lookup& get, Options& options) {
 }
 
 // "SESSIONS", "SESSIONS,SIZE" or ",SIZE".
-Status ParseKeep(const Lookup& get, JournalOptions& journal) {
+Status ParseJournalLimits(const Lookup& get, JournalOptions& journal) {
   const std::string_view all = Text(get, "AMEM_JOURNAL_KEEP");
   if (all.empty()) return {};
   const Status unknown =
@@ -212,7 +212,7 @@ Result<Options> ParseOptions(const Lookup& get) {
                            options.scope));
   const std::filesystem::path home = fmt::format("/tmp/amem-{}", getuid());
   AMEM_ASSIGN(options.journal.directory, ParseDirectory(get, "AMEM_JOURNAL_DIR", home / "journal"));
-  AMEM_TRY(ParseKeep(get, options.journal));
+  AMEM_TRY(ParseJournalLimits(get, options.journal));
   AMEM_ASSIGN(options.socket_directory, ParseDirectory(get, "AMEM_SOCKET_DIR", home / "sockets"));
   return options;
 }

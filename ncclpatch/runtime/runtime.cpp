@@ -142,7 +142,7 @@ void Runtime::AfterFork() {
 void Runtime::InChild() {
   AfterFork();
   safepoint::ForgetInChild();
-  if (Get().started() != nullptr || Get().starting_) replacements::inert.store(true);
+  if (Get().started() != nullptr || Get().start_.load() == SessionStart::kUnderWay) replacements::inert.store(true);
 }
 
 Runtime& Runtime::Get() {
@@ -169,14 +169,13 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
     nccl::SetSuspendServer(suspend::TheServer());
   }
   redirects::Install(*tables, nccl::ThreadStarts());
-  serves_suspend_.store(serves);
-  enabled_.store(true);
+  answers_.store(serves ? Answers::kNcclAndSuspend : Answers::kNccl);
 }
 
-bool Runtime::ServesSuspend() const { return serves_suspend_.load() && !replacements::inert.load(); }
+bool Runtime::ServesSuspend() const { return answers_.load() == Answers::kNcclAndSuspend && !replacements::inert.load(); }
 
-void Runtime::LookForNames() {
-  if (enabled_.load() && !replacements::inert.load()) hook::PatchIfLoaded();
+void Runtime::PatchIfLoaded() {
+  if (answers_.load() != Answers::kNone && !replacements::inert.load()) hook::PatchIfLoaded();
 }
 
 void Runtime::Load(std::span<const char* const> doorbells) {
@@ -214,10 +213,10 @@ Status Runtime::Usable() {
 bool Runtime::SwitchedOff() const { return settings_ && !options_.enable && !replacements::inert.load(); }
 
 const char* Runtime::WhyIdle() {
-  const char* const why = SwitchedOff()              ? "AMEM_ENABLE=0: AMem is switched off"
-                          : started() != nullptr     ? nullptr
-                          : HasNoGpu(failed_.load()) ? "there is no GPU in this process"
-                                                     : nullptr;
+  const char* const why = SwitchedOff()                                      ? "AMEM_ENABLE=0: AMem is switched off"
+                          : started() != nullptr                             ? nullptr
+                          : HasNoGpu(start_.load() == SessionStart::kFailed) ? "there is no GPU in this process"
+                                                                             : nullptr;
   static std::atomic<bool> said = false;
   if (why != nullptr && !said.exchange(true)) log::Warn(fmt::format("{}; AMem's calls do nothing", why));
   return why;
@@ -233,31 +232,31 @@ Status Runtime::Attach() {
 
 Session* Runtime::Start() {
   std::unique_lock lock(mutex_);
-  start_ended_.wait(lock, [&] { return !starting_; });
+  start_ended_.wait(lock, [&] { return start_.load() != SessionStart::kUnderWay; });
   if (Session* session = session_.load()) return session;
-  if (failed_.load()) return nullptr;
-  starting_ = true;
+  if (start_.load() == SessionStart::kFailed) return nullptr;
+  start_.store(SessionStart::kUnderWay);
   lock.unlock();
   Result<std::unique_ptr<Session>> made = MakeSession();
   lock.lock();
-  starting_ = false;
+  start_.store(made ? SessionStart::kStarted : SessionStart::kFailed);
   start_ended_.notify_all();
   if (!made) {
     failure_ = made.status();
     log::Error(failure_.message() + "; NCCL goes on without AMem, and its memory cannot be paused");
-    failed_.store(true);
     return nullptr;
   }
   if (options_.rank <= 0)  // once a job
     for (const std::string& warning : options_.unknown_variables) log::Warn(warning);
   Session* session = (*std::move(made)).release();  // leaked
-  if (std::string why = NoteLibraries(*session); keep_everything_.empty()) keep_everything_ = std::move(why);
+  if (std::string why = libraries_.RecordNew(*session, options_); all_stays_because_.empty())
+    all_stays_because_ = std::move(why);
   for (EventBody& event : std::exchange(pending_, {})) session->records().Note(std::move(event));
-  if (!keep_everything_.empty()) session->NoteEverythingKept(keep_everything_);
+  if (!all_stays_because_.empty()) session->NoteEverythingKept(all_stays_because_);
   safepoint::Begin(*session, options_.socket_directory);
   session_.store(session, std::memory_order_release);
   lock.unlock();
-  TellOfOthers(*session);
+  RecordOthers(*session);
   ::on_exit(&CloseAtExit, nullptr);  // like atexit, but with the exit code; this library is never unloaded
   return session;
 }
@@ -265,11 +264,7 @@ Session* Runtime::Start() {
 Result<std::unique_ptr<Session>> Runtime::MakeSession() {
   AMEM_TRY(Usable());
   if (SwitchedOff()) return Status{Code::kRefused, "AMem is switched off in this process (AMEM_ENABLE=0)"};
-  for (const hook::Library& library : hook::Libraries())
-    if (const std::string why = NotProved(hook::Describe(library)); !why.empty()) {
-      log::Warn(why + ": both are keep in this process");
-      options_.nvls = Nvls::kKeep;
-    }
+  libraries_.CheckBeforeSession(options_);
   try {
     return StartSession(options_, safepoint::Requests());
   } catch (const std::exception& error) {
@@ -277,58 +272,23 @@ Result<std::unique_ptr<Session>> Runtime::MakeSession() {
   }
 }
 
-// What was proved is one NCCL. With another one the settings are what they are without a proof. What a session began with
-// cannot be taken back.
-std::string Runtime::NotProved(const LibraryAttached& library) {
-  const bool frees_more = options_.nvls != Nvls::kKeep || options_.renews;
-  if (!frees_more || options_.proved_for.empty() || library.nccl_version == options_.proved_for) return {};
-  unproved_.store(true);
-  return fmt::format("AMEM_NVLS and AMEM_NETWORK were proved for NCCL {}, and {} is NCCL {}", options_.proved_for, library.path,
-                     library.nccl_version.empty() ? "of unknown version" : library.nccl_version);
+void Runtime::RecordOthers(Session& session, bool wait) {
+  if (above_.record_others != nullptr) above_.record_others(session, wait);
 }
 
-std::string Runtime::NoteLibraries(Session& session) {
+void Runtime::AttachNewLibraries() {
   std::string unproved;
-  for (const hook::Library& library : hook::Libraries()) {
-    if (library.number <= noted_libraries_) continue;
-    noted_libraries_ = library.number;
-    LibraryAttached event = hook::Describe(library);
-    if (std::string why = NotProved(event); !why.empty() && options_.nvls != Nvls::kKeep)
-      unproved = std::move(why);
-    else if (!why.empty())
-      log::Warn(why + ": registered memory stays from now on");
-    log::Info(fmt::format("on, by {}: NCCL {} at {}", event.way, event.nccl_version, event.path));
-    session.records().Note(std::move(event));
+  {
+    const std::lock_guard lock(mutex_);
+    unproved = libraries_.AttachNew(session_.load(), options_);
   }
-  return unproved;
-}
-
-void Runtime::TellOfOthers(Session& session, bool wait) {
-  if (above_.tell_of_others != nullptr) above_.tell_of_others(session, wait);
-}
-
-void Runtime::LookForLibraries() {
-  if (const std::string unproved = FindLibraries(); !unproved.empty()) KeepEverything(unproved);
-}
-
-std::string Runtime::FindLibraries() {
-  const std::lock_guard lock(mutex_);
-  std::string unproved;
-  const std::uint64_t loaded = hook::LoadCount();
-  if (std::exchange(surveyed_at_, loaded) == loaded) return unproved;
-  hook::PatchAtLoad();
-  if (Session* session = session_.load()) unproved = NoteLibraries(*session);
-  for (const hook::Presence& nccl : hook::Survey())
-    if (nccl.way.empty() && not_under_amem_.insert(nccl.path).second)
-      log::Warn(fmt::format("{}{}{} is not under AMem, and a pause leaves its memory where it is: {}", nccl.path,
-                            nccl.version.empty() ? "" : ", NCCL ", nccl.version, nccl.why));
-  return unproved;
+  if (!unproved.empty()) LeaveAllInPlace(unproved);
 }
 
 Result<Session*> Runtime::IfStarted() {
   AMEM_TRY(Usable());
   if (Session* running = started()) return running;
-  if (SwitchedOff() || failed_.load()) {
+  if (SwitchedOff() || start_.load() == SessionStart::kFailed) {
     if (WhyIdle() != nullptr) return static_cast<Session*>(nullptr);
     const std::lock_guard lock(mutex_);
     return failure_.Within("AMem could not start its session in this process");
@@ -356,7 +316,7 @@ Result<Session*> Runtime::ForPools() {
 
 void Runtime::Note(EventBody event) {
   if (Session* running = started()) return running->records().Note(std::move(event));
-  if (failed_.load()) return;
+  if (start_.load() == SessionStart::kFailed) return;
   {
     const std::lock_guard lock(mutex_);
     if (session_.load() == nullptr) {
@@ -367,11 +327,11 @@ void Runtime::Note(EventBody event) {
   started()->records().Note(std::move(event));
 }
 
-void Runtime::KeepEverything(const std::string& why) {
+void Runtime::LeaveAllInPlace(const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
-    if (!keep_everything_.empty()) return;
-    keep_everything_ = why;
+    if (!all_stays_because_.empty()) return;
+    all_stays_because_ = why;
   }
   log::Warn("pauses will leave all memory in place: " + why);
   if (Session* running = started()) running->NoteEverythingKept(why);
@@ -380,9 +340,9 @@ void Runtime::KeepEverything(const std::string& why) {
 Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, IdleNow idle) {
   const bool was_paused = session.paused();
   const auto pause = [&] {
-    return idle == IdleNow::kHosts && !unproved_.load() ? session.PauseOfIdleHosts()
-           : idle == IdleNow::kLaunches                 ? session.PauseBesideProgram()
-                                                        : session.Pause();
+    return idle == IdleNow::kHosts && !libraries_.unproved() ? session.PauseOfIdleHosts()
+           : idle == IdleNow::kLaunches                      ? session.PauseBesideProgram()
+                                                             : session.Pause();
   };
   const Status status = kind == CycleKind::kPause ? pause() : patient ? session.Resume() : session.ResumeInTime();
   if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr) above_.after_pause(session);
@@ -395,7 +355,7 @@ Status Runtime::Failed(Session& session, const Status& why) {
 }
 
 Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> want, IdleNow idle) {
-  LookForLibraries();
+  AttachNewLibraries();
   // A request from outside takes what it can, as far as it is under AMem.
   AMEM_ASSIGN(Session* const session, want ? ToPause() : IfStarted());
   if (session == nullptr) {
@@ -404,7 +364,7 @@ Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> wan
   }
   // Before the scope is taken, because the thread may have to carry out a request from outside.
   if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(*session);
-  if (kind == CycleKind::kPause) TellOfOthers(*session);
+  if (kind == CycleKind::kPause) RecordOthers(*session);
   bool was_paused = false;
   const Wants::Memory memory{"NCCL's memory", [session] { return !session->paused(); },
                              [&] {
@@ -424,7 +384,7 @@ Status Runtime::SetGroup(std::int64_t group) {
   WhyIdle();
   {
     std::unique_lock lock(mutex_);
-    start_ended_.wait(lock, [&] { return !starting_; });
+    start_ended_.wait(lock, [&] { return start_.load() != SessionStart::kUnderWay; });
     if (session_.load() == nullptr) {
       options_.group = group;
       return Status::Ok();

@@ -13,12 +13,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "ncclpatch/hook/hook.h"
+#include "ncclpatch/runtime/attached_libraries.h"
 #include "ncclpatch/runtime/options.h"
 #include "ncclpatch/runtime/wants.h"
 #include "replay/peers/requests.h"
@@ -31,6 +31,11 @@ namespace amem {
 enum class IdleNow : std::uint8_t { kNothing, kHosts, kLaunches };
 
 class Runtime {
+  // Which of NCCL's functions AMem answers.
+  enum class Answers : std::uint8_t { kNone, kNccl, kNcclAndSuspend };
+  // The session's start. While a thread makes it, that thread holds no lock, because libcuda forks in cuInit.
+  enum class SessionStart : std::uint8_t { kNotNeededYet, kUnderWay, kStarted, kFailed };
+
  public:
   static Runtime& Get();
 
@@ -40,19 +45,19 @@ class Runtime {
 
   // Whether AMem answers ncclCommSuspend and the like: not with AMEM_SUSPEND=native, switched off, or in an inert child.
   [[nodiscard]] bool ServesSuspend() const;
-  // A program begins to use NCCL: takes what was loaded since under AMem.
-  void LookForNames();
+  // A program begins to use NCCL: attaches what was loaded since, if that can be known at once.
+  void PatchIfLoaded();
 
   // The session, started now if necessary. Null: it could not start; pass the call through.
   Session* session() {
     Session* session = session_.load(std::memory_order_acquire);
-    return session != nullptr || failed_.load(std::memory_order_acquire) ? session : Start();
+    return session != nullptr || start_.load(std::memory_order_acquire) == SessionStart::kFailed ? session : Start();
   }
   // Null before NCCL's first memory call. One load.
   [[nodiscard]] Session* started() const { return session_.load(std::memory_order_acquire); }
 
-  // Takes newly loaded libnccls under AMem, and warns of each that cannot be: its memory stays.
-  void LookForLibraries();
+  // Attaches newly loaded libnccls, and warns of each that cannot be attached: its memory stays.
+  void AttachNewLibraries();
 
   // Null: the calls of the C interface work in this process. Otherwise they do nothing and succeed, for this reason, which is
   // logged once: AMEM_ENABLE=0, or there is no GPU.
@@ -68,7 +73,7 @@ class Runtime {
 
   // From now on pauses leave all memory in place, because somebody whom AMem cannot ask may hold its pages. The caller must not
   // hold the gate.
-  void KeepEverything(const std::string& why);
+  void LeaveAllInPlace(const std::string& why);
   // NCCL shares memory by fabric handles, which a pause leaves in place; NCCL's own suspend releases it.
   void NoteForeignSharing() { shares_foreign_.store(true, std::memory_order_relaxed); }
   [[nodiscard]] bool SharesForeign() const { return shares_foreign_.load(std::memory_order_relaxed); }
@@ -88,8 +93,8 @@ class Runtime {
   struct Above {
     // In the pausing thread after each successful pause, while the devices are idle. It cannot make the pause fail.
     void (*after_pause)(Session& session) = nullptr;
-    // When the session has started, before each pause, and when somebody asks: tells it what other libraries share.
-    void (*tell_of_others)(Session& session, bool wait) = nullptr;
+    // When the session has started, before each pause, and before a report: records what other libraries share.
+    void (*record_others)(Session& session, bool wait) = nullptr;
     // With AMEM_SCOPE=shared or all, to take other libraries in.
     void (*widen)(LibraryScope scope) = nullptr;
     // With AMEM_NETWORK=renew, before NCCL opens a network card: what renews its registrations, and lives as long as the
@@ -99,13 +104,13 @@ class Runtime {
     void (*guard)() = nullptr;
   };
   void SetAbove(const Above& above) { above_ = above; }
-  void TellOfOthers(Session& session, bool wait = true);
+  void RecordOthers(Session& session, bool wait = true);
   void Guard() const {
     if (above_.guard != nullptr) above_.guard();
   }
-  // The same now, if AMEM_SCOPE is wider than `nccl`: for a look at memory.
-  void TellInWiderScope(Session& session, bool wait = true) {
-    if (options_.scope != LibraryScope::kNccl) TellOfOthers(session, wait);
+  // The same for a report of memory, if AMEM_SCOPE is wider than `nccl`.
+  void RecordOthersInWiderScope(Session& session, bool wait = true) {
+    if (options_.scope != LibraryScope::kNccl) RecordOthers(session, wait);
   }
 
   Status SetGroup(std::int64_t group);
@@ -121,11 +126,6 @@ class Runtime {
   Result<std::unique_ptr<Session>> MakeSession();
   Status Usable();  // a failure says why AMem does not work in this process, where it is not switched off
   [[nodiscard]] bool SwitchedOff() const;  // AMEM_ENABLE=0
-  // Why the settings are not proved for it; empty: they are, or none was chosen by a proof.
-  std::string NotProved(const LibraryAttached& library);
-  // Both: why nothing may leave now that these are there; empty: nothing against it.
-  std::string NoteLibraries(Session& session);
-  std::string FindLibraries();
   static void BeforeFork();
   static void AfterFork();
   static void InChild();
@@ -134,18 +134,16 @@ class Runtime {
   Above above_;
   Options options_;
   Status settings_;  // of reading the environment
-  std::atomic<bool> enabled_{false}, serves_suspend_{false};
-  std::atomic<Session*> session_{nullptr};
-  std::atomic<bool> failed_{false}, shares_foreign_{false};
-  std::atomic<bool> unproved_{false};  // an NCCL is here that AMEM_PROVED does not name
-  std::mutex mutex_;                   // guards all below
-  bool starting_ = false;              // a thread makes the session, without the lock
+  std::atomic<Answers> answers_{Answers::kNone};
+  std::atomic<Session*> session_{nullptr};  // set last in a start that succeeds
+  std::atomic<SessionStart> start_{SessionStart::kNotNeededYet};
+  std::atomic<bool> shares_foreign_{false};
+  std::mutex mutex_;  // guards all below, and changes of start_
   std::condition_variable start_ended_;
-  Status failure_;
-  std::vector<EventBody> pending_;
-  std::uint64_t noted_libraries_ = 0, surveyed_at_ = 0;  // hook::Library::number, hook::LoadCount
-  std::string keep_everything_;                          // why; empty: not
-  std::set<std::string> not_under_amem_;                 // reported already
+  Status failure_;                  // of the start
+  std::vector<EventBody> pending_;  // of before the start
+  AttachedLibraries libraries_;
+  std::string all_stays_because_;  // empty: it does not
 };
 
 // Opens the journal, the driver (the libcuda that NCCL opened) and the peers. A failure's message says which failed, and what

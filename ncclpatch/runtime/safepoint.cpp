@@ -102,7 +102,13 @@ class OnSession final : public control::Actions {
     t_serving = true;
     Status status;
     try {
-      status = tags::Cycle(names, {.want = {}, .kind = kind, .keeps = kind == CycleKind::kPause, .idle = idle});
+      tags::Request request{.want = {}, .idle = idle};
+      if (kind == CycleKind::kPause) {
+        request.how = HowToPause{.keeps = true};
+      } else {
+        request.how = HowToResume{.patient = false};
+      }
+      status = tags::Cycle(names, request);
     } catch (const std::exception& error) {
       status = {Code::kIo, error.what()};
     }
@@ -141,7 +147,8 @@ bool ProgramUsesCuda() {
   return current != nullptr && current(&context) != CUDA_ERROR_NOT_INITIALIZED;
 }
 
-// Looks at the first safe points, and now and then. A session makes forked children inert, but so does CUDA that is in use.
+// Whether the program uses CUDA is asked at the first safe points, and seldom afterwards. A session makes forked children
+// inert, but so does CUDA that is in use.
 void StartSession(std::uint64_t step) noexcept {
   constexpr std::uint64_t kSeldom = 64;
   static std::atomic<bool> switched_off{false};
@@ -186,7 +193,7 @@ static control::RankControl& Control() {
   // Who asks from outside reads in the journal what stays on the GPU, so that it is told there first.
   class Telling final : public control::RankControl {
     control::RankStatus CurrentStatus() override {
-      if (Session* const session = Runtime::Get().started()) Runtime::Get().TellInWiderScope(*session, false);
+      if (Session* const session = Runtime::Get().started()) Runtime::Get().RecordOthersInWiderScope(*session, false);
       return RankControl::CurrentStatus();
     }
   };

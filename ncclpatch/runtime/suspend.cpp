@@ -112,7 +112,7 @@ Status PauseOrResume(bool pauses) {
 
 // Pauses the process once all its communicators are suspended, or resumes it with the first that is resumed. If that fails,
 // all marks of this thread that are not settled are undone.
-Status Settle(CycleKind kind) {
+Status CarryOut(CycleKind kind) {
   const bool pauses = kind == CycleKind::kPause;
   Status status;
   try {
@@ -157,7 +157,7 @@ Status Mark(const ncclComm* comm, bool suspended) {
     (suspended ? group.settles : group.resumes) = true;
     return Status::Ok();
   }
-  return Settle(suspended ? CycleKind::kPause : CycleKind::kResume);
+  return CarryOut(suspended ? CycleKind::kPause : CycleKind::kResume);
 }
 
 // AtBorder for what NCCL's calls answer, whose reason ncclGetLastError says as well.
@@ -213,7 +213,8 @@ class Server : public nccl::SuspendServer {
       AMEM_ASSIGN(const auto alone, AloneUntilCallEnds());
       if (!PausedHere() && Paused())  // before ranks wait for each other, or NCCL fails with a number
         return {Code::kRefused,
-                fmt::format("\"{}\" while NCCL's memory is paused; call ncclResume (Python: amem.resume) first", asked.how)};
+                fmt::format("\"{}\" is refused while NCCL's memory is paused; call ncclResume (Python: amem.resume) first",
+                            asked.how)};
       if (!PausedHere()) return Status::Ok();
       Status status;
       if (!IsPart(asked)) status = Runtime::Get().RunCycle(CycleKind::kResume);
@@ -229,7 +230,7 @@ class Server : public nccl::SuspendServer {
     });
   }
   int SettleResumes(const char* call) noexcept override {
-    const int result = AtNcclsBorder(call, [] { return suspend::Settle(CycleKind::kResume); });
+    const int result = AtNcclsBorder(call, [] { return suspend::CarryOut(CycleKind::kResume); });
     try {
       if (result != kOk) t_failed_resume = LastError();
     } catch (...) {  // no memory for the text
@@ -239,7 +240,7 @@ class Server : public nccl::SuspendServer {
   void UndoSuspends() noexcept override { UndoChanges(); }  // the group's resumes are settled, or undone already
   void ResumeFailedFirst() noexcept override { last_error::NoteRefusal(t_failed_resume); }
   int Settle(const char* call) noexcept override {
-    return AtNcclsBorder(call, [] { return suspend::Settle(CycleKind::kPause); });
+    return AtNcclsBorder(call, [] { return suspend::CarryOut(CycleKind::kPause); });
   }
 };
 

@@ -88,27 +88,34 @@ Result<Named> Resolve(Session& session, const char* name) {
   return Named{name, pool};
 }
 
-Status CycleOfNccl(const Asked& asked) {
+Status CycleOfNccl(const Request& request) {
   return Runtime::Get()
-      .RunCycle(asked.kind, asked.patient, asked.want, asked.idle)
-      .Within(asked.kind == CycleKind::kPause ? "pause of tag nccl" : "resume of tag nccl");
+      .RunCycle(request.kind(), request.is_patient(), request.want, request.idle)
+      .Within(request.kind() == CycleKind::kPause ? "pause of tag nccl" : "resume of tag nccl");
 }
 
-Status CycleOf(Session& session, const Named& tag, const Asked& asked, bool undoes = false) {
-  if (!tag.pool) return CycleOfNccl(asked);
-  const bool pausing = asked.kind == CycleKind::kPause;
-  if (pausing) Runtime::Get().TellOfOthers(session);
+Status CycleOfPool(Session& session, const Named& tag, const Request& request) {
+  const HowToPause* const pause = request.pause();
+  if (pause == nullptr) return session.pools().Resume(tag.pool, *request.resume());
+  HowToPause how = *pause;
+  how.keeps = how.keeps || tag.kept;
+  const Status status = session.pools().Pause(tag.pool, how);
+  if (status) WarnOfRemainder(session, tag.pool, tag.name);
+  return status;
+}
+
+Status CycleOf(Session& session, const Named& tag, const Request& request, bool undoes = false) {
+  if (!tag.pool) return CycleOfNccl(request);
+  const bool pausing = request.pause() != nullptr;
+  if (pausing) Runtime::Get().RecordOthers(session);
   const auto cycle = [&] {
-    const Status status =
-        pausing ? session.pools().Pause(tag.pool, {.wait = asked.wait, .after = asked.after, .keeps = asked.keeps || tag.kept})
-                : session.pools().Resume(tag.pool, {.wait = asked.wait, .priority = asked.priority, .patient = asked.patient});
-    if (pausing && status) WarnOfRemainder(session, tag.pool, tag.name);
+    const Status status = CycleOfPool(session, tag, request);
     return status.ok() || undoes ? status : Runtime::Failed(session, status);
   };
   const Wants::Memory memory{"tag " + tag.name, [&] { return session.pools().IsResident(tag.pool); }, cycle};
-  const auto until = pausing || !asked.patient ? std::optional(Runtime::Get().UntilCallEnds()) : std::nullopt;
-  return pausing ? Wants::Get().Pause(tag.pool, asked.want, *until, memory)
-                 : Wants::Get().Resume(tag.pool, asked.want, until, memory);
+  if (pausing) return Wants::Get().Pause(tag.pool, request.want, Runtime::Get().UntilCallEnds(), memory);
+  const auto until = request.is_patient() ? std::nullopt : std::optional(Runtime::Get().UntilCallEnds());
+  return Wants::Get().Resume(tag.pool, request.want, until, memory);
 }
 
 bool Changes(Session& session, const Named& tag, CycleKind kind) {
@@ -117,20 +124,29 @@ bool Changes(Session& session, const Named& tag, CycleKind kind) {
   return now != Lifecycle::kRunning && now != Lifecycle::kResuming;
 }
 
-Status Undone(Session& session, std::span<const Named> done, const Asked& asked, const Status& why) {
-  Asked back = asked;
-  back.patient = false;                                  // the others may have done what they were asked to
-  if (asked.kind == CycleKind::kResume) back.want = {};  // it has ended, whatever became of the memory
-  back.kind = asked.kind == CycleKind::kPause ? CycleKind::kResume : CycleKind::kPause;
+// The opposite request. It is not patient, because the others may have done what they were asked to.
+Request Opposite(const Request& request) {
+  Request back = request;
+  if (const HowToPause* const pause = request.pause()) {
+    back.how = HowToResume{.wait = pause->wait, .patient = false};
+  } else {
+    back.how = HowToPause{.wait = request.waits()};
+    back.want = {};  // the want has ended, whatever became of the memory
+  }
+  return back;
+}
+
+Status Undone(Session& session, std::span<const Named> done, const Request& request, const Status& why) {
+  const Request back = Opposite(request);
   std::string message = why.message();
   for (auto tag = done.rbegin(); tag != done.rend(); ++tag) {
     if (!tag->changed) {
-      if (asked.want && asked.kind == CycleKind::kPause) Wants::Get().LetGo(tag->pool, *asked.want);
+      if (request.want && request.pause() != nullptr) Wants::Get().LetGo(tag->pool, *request.want);
       continue;
     }
     const Status undone = CycleOf(session, *tag, back, true);
-    message += fmt::format("; tag {} {} {} again", tag->name, asked.wait || !tag->pool ? "was" : "is being",
-                           back.kind == CycleKind::kPause ? "paused" : "resumed");
+    message += fmt::format("; tag {} {} {} again", tag->name, request.waits() || !tag->pool ? "was" : "is being",
+                           back.pause() != nullptr ? "paused" : "resumed");
     if (!undone.ok()) message += ", which failed as well: " + undone.message();
   }
   return {why.code(), message, why.driver_result()};
@@ -156,9 +172,9 @@ Status HasRoomFor(std::span<const char* const> names) {
   return session->devices().HasRoomFor(scopes);
 }
 
-Status Cycle(std::span<const char* const> names, const Asked& asked) {
+Status Cycle(std::span<const char* const> names, const Request& request) {
   const auto is_nccl = [](const char* name) { return name != nullptr && kNccl == name; };
-  if (!names.empty() && std::ranges::all_of(names, is_nccl)) return CycleOfNccl(asked);  // which needs no session
+  if (!names.empty() && std::ranges::all_of(names, is_nccl)) return CycleOfNccl(request);  // which needs no session
   AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
   if (session == nullptr) return {};
   AMEM_ASSIGN(auto tags, Resolve(*session, names));
@@ -169,9 +185,9 @@ Status Cycle(std::span<const char* const> names, const Asked& asked) {
       const auto* const pool = FindIn(state.pools, tag.pool);
       return pool != nullptr && pool->keeps;
     });
-    tag.changed = Changes(*session, tag, asked.kind);
-    const bool named = asked.want && Wants::Get().IsNamedBy(tag.pool, *asked.want);
-    if (const Status status = CycleOf(*session, tag, asked); !status.ok()) return Undone(*session, done, asked, status);
+    tag.changed = Changes(*session, tag, request.kind());
+    const bool named = request.want && Wants::Get().IsNamedBy(tag.pool, *request.want);
+    if (const Status status = CycleOf(*session, tag, request); !status.ok()) return Undone(*session, done, request, status);
     if (tag.changed || !named) done.push_back(tag);
   }
   return {};
@@ -256,7 +272,8 @@ Status LeavePool() {
   return {};
 }
 
-void* Told(const Status& failure) {
+// The answer of an allocation that failed: null, with the reason as this thread's last error.
+void* NoMemoryBecause(const Status& failure) {
   static std::atomic<bool> said = false;
   if (failure.code() != Code::kOutOfMemory && !said.exchange(true)) log::Warn("amem_alloc: " + failure.message());
   Fail(AnswersFor(failure.code()).nccl, "amem_alloc: " + failure.message());
@@ -281,14 +298,14 @@ CUresult RetainPrimaryContext(int device, CUcontext& context) {  // for ever
 // The thread's current context does not change.
 void* Allocate(Bytes bytes, DeviceOrdinal device) {
   if (AMEM_DRIVER(cuInit) == nullptr)
-    return Told({Code::kUnsupported, "allocate memory: libcuda.so.1 is not there; this host may have no GPU"});
+    return NoMemoryBecause({Code::kUnsupported, "allocate memory: libcuda.so.1 is not there; this host may have no GPU"});
   CUcontext context = nullptr;
   CUdeviceptr address = 0;
   CUresult result = RetainPrimaryContext(device.value, context);
   if (result == CUDA_SUCCESS)
     result = InContext(context, [&] { return AMEM_DRIVER(cuMemAlloc)(&address, std::max<Bytes>(bytes, 1)); });
   if (result != CUDA_SUCCESS)
-    return Told(
+    return NoMemoryBecause(
         {result == CUDA_ERROR_OUT_OF_MEMORY ? Code::kOutOfMemory : Code::kDriver,
          fmt::format("cuMemAlloc {} bytes on device {}: the driver answered {}", bytes, device.value, static_cast<int>(result)),
          static_cast<int>(result)});
@@ -312,7 +329,7 @@ bool Free(void* address) {  // false: it was not allocated here
 }  // namespace plain_memory
 
 void* Allocate(ssize_t size, DeviceOrdinal device) {
-  if (size < 0) return Told({Code::kInvalid, fmt::format("a size cannot be {} bytes", size)});
+  if (size < 0) return NoMemoryBecause({Code::kInvalid, fmt::format("a size cannot be {} bytes", size)});
   const auto bytes = static_cast<Bytes>(size);
   const auto session = Runtime::Get().ForPools();
   if (!session.ok()) {
@@ -326,11 +343,11 @@ void* Allocate(ssize_t size, DeviceOrdinal device) {
   if (!pool) {
     const auto opened = pools.Find(kDefaultTag);
     const auto by_default = opened.ok() ? opened : pools.Open(kDefaultTag, PoolPolicy::kPreserve);
-    if (!by_default.ok()) return Told(by_default.status());
+    if (!by_default.ok()) return NoMemoryBecause(by_default.status());
     pool = *by_default;
   }
   const auto address = pools.Allocate(pool, bytes, device);
-  if (!address.ok()) return Told(address.status());
+  if (!address.ok()) return NoMemoryBecause(address.status());
   return reinterpret_cast<void*>(address->value);  // NOLINT(performance-no-int-to-ptr)
 }
 
@@ -345,19 +362,18 @@ void Free(void* memory, void* stream) {
   if (!freed.ok() && wrong.fetch_add(1) == 0) log::Warn(freed.message() + "; it is left alone");
 }
 
-Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigned known, tags::Asked asked) {
+Status CycleTags(const char* const* names, size_t count, unsigned flags, unsigned known, const tags::Request& request) {
   if (names == nullptr && count > 0) return {Code::kInvalid, "the list of tags is null"};
   if ((flags & ~known) != 0) return {Code::kInvalid, fmt::format("flags {:#x} are not known; known: {:#x}", flags, known)};
-  asked.wait = (flags & AMEM_NO_WAIT) == 0;
-  return tags::Cycle({names, count}, asked);
+  return tags::Cycle({names, count}, request);
 }
 
 int PauseFor(WantId want, const char* const* names, size_t count, unsigned flags, void* stream) {
   return AtTagBorder("amem_pause", [&] {
-    tags::Asked asked{
-        .want = want, .kind = CycleKind::kPause, .idle = (flags & AMEM_HOSTS_IDLE) != 0 ? IdleNow::kHosts : IdleNow::kNothing};
-    if ((flags & AMEM_ON_STREAM) != 0) asked.after = stream;
-    return CycleTags(names, count, flags, kKnownFlags, asked);
+    HowToPause how{.wait = (flags & AMEM_NO_WAIT) == 0};
+    if ((flags & AMEM_ON_STREAM) != 0) how.after = stream;
+    const IdleNow idle = (flags & AMEM_HOSTS_IDLE) != 0 ? IdleNow::kHosts : IdleNow::kNothing;
+    return CycleTags(names, count, flags, kKnownFlags, {.want = want, .how = how, .idle = idle});
   });
 }
 
@@ -370,8 +386,8 @@ int AwaitIdle() {
 
 int ResumeFor(WantId want, const char* const* names, size_t count, unsigned flags, int priority) {
   return AtTagBorder("amem_resume", [&] {
-    return CycleTags(names, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME,
-                     {.want = want, .kind = CycleKind::kResume, .priority = priority, .patient = (flags & AMEM_IN_TIME) == 0});
+    const HowToResume how{.wait = (flags & AMEM_NO_WAIT) == 0, .priority = priority, .patient = (flags & AMEM_IN_TIME) == 0};
+    return CycleTags(names, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME, {.want = want, .how = how});
   });
 }
 

@@ -3,24 +3,31 @@
 
 #include <optional>
 #include <span>
+#include <variant>
 
 #include "ncclpatch/runtime/runtime.h"
 
 namespace amem::tags {
 
-// Pauses or resumes the tags in order. If one fails, the earlier ones are undone. kNotFound, kInvalid: a name is wrong, and
-// nothing was done.
-struct Asked {
+// A pause or a resume of tags, and for whom. NCCL's memory is always waited for.
+struct Request {
   std::optional<WantId> want = kPlainWant;  // none: a request from outside
-  CycleKind kind{};
-  bool wait = true;
-  std::optional<void*> after;  // a stream (HowToPause)
-  int priority = 0;
-  bool patient = false;  // Runtime::RunCycle
-  bool keeps = false;    // a pause saves contents, whatever a tag's policy
-  IdleNow idle{};        // of a pause of NCCL's memory
+  std::variant<HowToPause, HowToResume> how;
+  IdleNow idle{};  // of a pause of NCCL's memory
+
+  [[nodiscard]] CycleKind kind() const { return pause() != nullptr ? CycleKind::kPause : CycleKind::kResume; }
+  [[nodiscard]] const HowToPause* pause() const { return std::get_if<HowToPause>(&how); }
+  [[nodiscard]] const HowToResume* resume() const { return std::get_if<HowToResume>(&how); }
+  // Whether the call returns once all is done; and whether a resume waits as long as others stay paused.
+  [[nodiscard]] bool waits() const {
+    return std::visit([](const auto& one) { return one.wait; }, how);
+  }
+  [[nodiscard]] bool is_patient() const { return resume() != nullptr && resume()->patient; }
 };
-Status Cycle(std::span<const char* const> names, const Asked& asked);
+
+// Carries it out for the tags in order. If one fails, the earlier ones are undone. kNotFound, kInvalid: a name is wrong, and
+// nothing was done.
+Status Cycle(std::span<const char* const> names, const Request& request);
 
 // The want names these tags no more, and their memory stays as it is (Wants).
 Status LetGo(std::span<const char* const> names, WantId want);

@@ -35,8 +35,8 @@ class Program : public Intercepted {
     Intercepted::TearDown();
   }
 
-  static Status Pause() { return tags::Cycle(kTags, {.kind = CycleKind::kPause}); }
-  static Status Resume() { return tags::Cycle(kTags, {.kind = CycleKind::kResume}); }
+  static Status Pause() { return tags::Cycle(kTags, {.how = HowToPause{}}); }
+  static Status Resume() { return tags::Cycle(kTags, {.how = HowToResume{.patient = false}}); }
   static std::map<Address, PoolAllocated> Parts() {
     const State state = session().CopyState();
     return state.pools.at(state.PoolNamed("program")).parts;

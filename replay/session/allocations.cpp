@@ -7,6 +7,12 @@
 namespace amem {
 
 Status Allocations::GiveUp(AllocationId allocation, Ledger& ledger) {
+  if (const auto* const a = ledger.Find(allocation)) {
+    const std::uint64_t own = a->guest_references + a->mappings;
+    if (!ledger.Check(own <= 1 && (own == 0 || a->importers.empty()),
+                      ToText(allocation) + " is given up by one holder while others have it"))
+      return ledger.Broken();
+  }
   if (const DriverHandle handle = ledger.HandleOf(allocation)) {
     AMEM_TRY(driver_.Release(handle));
     ledger.ForgetHandle(allocation);
@@ -56,6 +62,7 @@ Status Allocations::FreeRange(Address address, Bytes bytes, Ledger& ledger) {
 
 Status Allocations::FreeChunk(const ChunkSpace::Chunk& chunk, Ledger& ledger) {
   AMEM_TRY(Unmap(chunk.address, ledger));
+  DropClosed(ledger);
   AMEM_TRY(Release(chunk.allocation, ledger));
   DropClosed(ledger, chunk.allocation);
   return FreeRange(chunk.address, chunk.bytes, ledger);

@@ -86,8 +86,11 @@ Result<Address> LegacyMemory::Allocate(Bytes bytes, DeviceOrdinal device, const 
   if (address.status().code() == Code::kOutOfMemory && origin.alone == Alone::kPreferred)
     address = Take(bytes, device, origin.Anywhere());
   AMEM_TRY(address.status());
-  const ChunkSpace::Part part = *spaces_[device].PartAt(*address);
-  ledger_.Record(LegacyAllocated{*address, bytes, part.chunk, part.offset, {}, origin.site, origin.communicator});
+  const auto part = spaces_[device].PartAt(*address);
+  const Status consistent = spaces_[device].Check();
+  if (!ledger_.Check(part.has_value() && consistent.ok(), "cuMemAlloc's chunks: " + consistent.message()))
+    return ledger_.Broken();
+  ledger_.Record(LegacyAllocated{*address, bytes, part->chunk, part->offset, {}, origin.site, origin.communicator});
   return *address;
 }
 

@@ -14,14 +14,14 @@ namespace amem {
 // How long the service thread waits for the ledger before it answers "busy": others wait for that thread.
 constexpr std::chrono::milliseconds kForAnAnswer{20}, kForANotice{1};
 
-PeerAnswers::PeerAnswers(const LowerParts& parts, Records& records, const std::unique_ptr<Peers>& peers)
+PeerAnswers::PeerAnswers(const LowerParts& parts, Records& records, const PeerIdentity& self)
     : driver_(parts.driver),
       ledger_(parts.ledger),
       tokens_(parts.tokens),
       dropped_(parts.dropped),
       allocations_(parts.allocations),
       records_(records),
-      peers_(peers) {}
+      self_(ToText(self)) {}
 
 // During a round the set does not grow: a session outside would keep the old memory, and could never pause or resume with the
 // owner again. A member imports before its first vote.
@@ -33,13 +33,14 @@ Status PeerAnswers::RefuseImport(const PeerIdentity& by, AllocationId allocation
   const bool member = std::ranges::find(cycle.members, by.session) != cycle.members.end();
   const bool begins = lifecycle == Lifecycle::kPausing && cycle.phase <= PhaseKind::kPauseArrive;
   if (member && begins && !cycle.after_failed_undo) return {};
-  const std::string what = ToText(allocation), self = ToText(peers_->Self());
+  const std::string what = ToText(allocation);
   if (lifecycle == Lifecycle::kPaused) {
     const Pool* const of = FindIn(state.pools, pool);
     const std::string call = NameOf(CycleKind::kResume, of != nullptr ? of->tag : std::string());
-    return {Code::kRefused, fmt::format("{} is paused at its owner, {}; call {} there", what, self, call), cuda::kIllegalState};
+    return {Code::kRefused, fmt::format("{} is paused at its owner, {}; call {} there", what, self_, call),
+            cuda::kIllegalState};
   }
-  return {Code::kRefused, fmt::format("the owner of {}, {}, is in the middle of a pause or resume; try again", what, self),
+  return {Code::kRefused, fmt::format("the owner of {}, {}, is in the middle of a pause or resume; try again", what, self_),
           kNotReady};
 }
 
@@ -50,18 +51,17 @@ Incarnation PeerAnswers::IncarnationOf(AllocationId allocation) const {
 
 Result<SharedAllocation> PeerAnswers::Resolve(const PeerIdentity& by, const Token& token) {
   const State& state = ledger_.state();
-  const std::string self = ToText(peers_->Self());
   auto* const a = FindIn(state.allocations, token.allocation);
   auto* const secret = tokens_.SecretOf(token.allocation, ledger_);
   if (a == nullptr || secret == nullptr) {
     return Status{Code::kNotFound,
                   fmt::format("{} does not exist any more at its owner, {}; its communicator was probably destroyed",
-                              ToText(token.allocation), self),
+                              ToText(token.allocation), self_),
                   cuda::kInvalidValue};
   }
   if (!SameSecret(*secret, token.secret)) {
     return Status{Code::kRefused,
-                  fmt::format("the token's secret for {} is wrong; it was not made by {}", ToText(token.allocation), self),
+                  fmt::format("the token's secret for {} is wrong; it was not made by {}", ToText(token.allocation), self_),
                   cuda::kNotPermitted};
   }
   const Allocation* memory = a->slab ? ledger_.Entry(a->slab) : a;
@@ -114,8 +114,7 @@ Result<SharedAllocation> PeerAnswers::OnReimport(const PeerIdentity& by, const S
                   fmt::format("{} holds no reference to {} as {}", ToText(by), ToText(request.allocation), ToText(request.as))};
   }
   if (!found->resident) {
-    return Status{Code::kNotFound,
-                  fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), ToText(peers_->Self()))};
+    return Status{Code::kNotFound, fmt::format("{} has no memory yet at its owner, {}", ToText(request.allocation), self_)};
   }
   SharedAllocation shared{{found->bytes, found->properties, {}, found->tag, IncarnationOf(request.allocation)}};
   // Memory stays until every member has voted on this phase, and the asking member has not.

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <chrono>
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,8 +19,8 @@ namespace amem {
 
 class PeerAnswers final : public PeerDelegate, NoCopies {
  public:
-  // `peers` is set once they have started, before the first question can come. All of them must outlive it.
-  PeerAnswers(const LowerParts& parts, Records& records, const std::unique_ptr<Peers>& peers);
+  // Questions may come at once, before Peers::Start has returned. All of them must outlive it.
+  PeerAnswers(const LowerParts& parts, Records& records, const PeerIdentity& self);
 
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override;
   Result<SharedAllocation> OnReimport(const PeerIdentity& by, const ShareRequest& request) override;
@@ -45,7 +44,7 @@ class PeerAnswers final : public PeerDelegate, NoCopies {
   DroppedImports& dropped_;
   Allocations& allocations_;
   Records& records_;
-  const std::unique_ptr<Peers>& peers_;
+  const std::string self_;  // for messages
 };
 
 }  // namespace amem

@@ -12,13 +12,15 @@ namespace amem {
 // Host memory is registered with the driver only after NCCL left it alone for so long, because a start-up is full of calls.
 constexpr std::chrono::milliseconds kQuiet{10};
 
+static PeerIdentity IdentityOf(const SessionOpened& who) { return {who.session, who.host, who.pid, who.group, who.rank}; }
+
 Session::Session(const SessionOptions& options, Driver& driver, const SessionOpened& who,
                  std::unique_ptr<JournalWriter> journal)
     : options_(options),
       driver_(driver),
       ledger_(std::move(journal)),
       tokens_(who.session, who.pid),
-      answers_(Parts(), records_, peers_),
+      answers_(Parts(), records_, IdentityOf(who)),
       pinned_(driver, {.unpins_for = options.unpins_for,
                        .quiet = kQuiet,
                        .nccl_limit = options.pinned_bytes,
@@ -33,7 +35,7 @@ LowerParts Session::Parts() {
 Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options, Driver& driver, SessionOpened who,
                                                 std::unique_ptr<JournalWriter> journal, const StartPeers& start_peers) {
   std::unique_ptr<Session> session(new Session(options, driver, who, std::move(journal)));
-  const PeerIdentity self{who.session, who.host, who.pid, who.group, who.rank};
+  const PeerIdentity self = IdentityOf(who);
   session->records_.Note(std::move(who));
   AMEM_ASSIGN(session->peers_, start_peers(self, session->answers_));
   Session& s = *session;
@@ -83,7 +85,19 @@ Status Session::Cycle(CycleKind kind, const CycleOptions& how) {
   // Nothing may be launched until everything is back.
   hooks.gate_closed = [this] { calls_.SetPaused(true); };
   hooks.gate_opens = [this, kind] { CycleEnded(kind); };
-  return coordinator_->Cycle(kind, how, hooks);
+  Status done = coordinator_->Cycle(kind, how, hooks);
+  if (done.ok()) CheckEnd(kind);
+  return done;
+}
+
+// A failed check breaks the session: the next pause says so.
+void Session::CheckEnd(CycleKind kind) {
+  const Lifecycle asked = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+  const Lifecycle now = Progress().lifecycle;
+  const bool as_asked = now == asked && paused() == (kind == CycleKind::kPause);
+  if (as_asked || now == Lifecycle::kClosed || !ledger_.TryLockFor(kToTidyUp)) return;
+  const LedgerLock lock(ledger_, std::adopt_lock);
+  ledger_.Check(false, "a " + std::string(ToText(kind)) + " that succeeded left NCCL's memory otherwise");
 }
 
 // In the thread of the cycle, with the gate closed and without the ledger's lock.

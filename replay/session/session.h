@@ -75,7 +75,7 @@ class Session final : NoCopies {
   // Idempotent; collective over the sessions that share memory with this one.
   Status Pause();
   Status PauseOfIdleHosts();  // CycleOptions::hosts_idle
-  // While the program may run: the caller keeps NCCL from launching, and has waited for what it had launched
+  // While the program may run: the caller has stopped NCCL's launches, and has waited for what it had launched
   // (SessionDevices::AwaitStreams).
   Status PauseBesideProgram();
   // Waits for the other sessions as long as they live and stay paused: a program resumes when it needs the memory.
@@ -104,6 +104,7 @@ class Session final : NoCopies {
   [[nodiscard]] LowerParts Parts();
   Status Cycle(CycleKind kind, const CycleOptions& how);
   void CycleEnded(CycleKind kind);
+  void CheckEnd(CycleKind kind);  // of one that succeeded
 
   const SessionOptions options_;
   Driver& driver_;

@@ -4,6 +4,8 @@
 #include <bit>
 #include <iterator>
 
+#include "statemachine/check.h"
+
 namespace amem {
 
 constexpr Bytes kMostChunk = Bytes{1} << 30;
@@ -95,6 +97,14 @@ std::optional<ChunkSpace::Part> ChunkSpace::PartAt(Address address) const {
   if (part == nullptr) return std::nullopt;
   const Chunk& chunk = ChunkAt(address);
   return Part{chunk.allocation, address.value - chunk.address.value, *part};
+}
+
+Status ChunkSpace::Check() const {
+  AMEM_CHECK(taken_ <= held_);
+  AMEM_CHECK(parts_.empty() == chunks_.empty(), parts_.size(), chunks_.size());  // a chunk without parts goes at once
+  AMEM_CHECK(chunks_.empty() == (held_ == 0), held_);
+  AMEM_CHECK(free_.size() == by_size_.size(), free_.size(), by_size_.size());
+  return {};
 }
 
 const ChunkSpace::Chunk& ChunkSpace::ChunkAt(Address address) const { return std::prev(chunks_.upper_bound(address))->second; }

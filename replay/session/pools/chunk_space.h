@@ -57,7 +57,9 @@ class ChunkSpace {
   Address Add(const Chunk& chunk, Bytes first);  // and takes its first part
 
   [[nodiscard]] std::optional<Part> PartAt(Address address) const;  // one that begins there
-  [[nodiscard]] Bytes held() const { return held_; }                // whole chunks
+  // What holds between the tables after each change; a failure names what does not.
+  [[nodiscard]] Status Check() const;
+  [[nodiscard]] Bytes held() const { return held_; }  // whole chunks
   [[nodiscard]] Bytes taken() const { return taken_; }
   [[nodiscard]] const std::map<Address, Chunk>& chunks() const { return chunks_; }
 

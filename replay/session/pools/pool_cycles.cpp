@@ -90,7 +90,7 @@ Status PoolCycles::Run(PoolEntry& pool, const Task& task) {
   const auto tidy_up = [&]() -> Status {  // what there is no memory for now is for the next cycle
     table_.mutex.AssertHeld();
     turn.failure = status.message();
-    return TidyUp(pool);
+    return TidyUp(pool, task.kind, status.ok());
   };
   static_cast<void>(OrNoMemory(tidy_up));
   turn.running.reset();
@@ -99,7 +99,7 @@ Status PoolCycles::Run(PoolEntry& pool, const Task& task) {
   return status;
 }
 
-Status PoolCycles::TidyUp(PoolEntry& pool) {
+Status PoolCycles::TidyUp(PoolEntry& pool, CycleKind kind, bool done) {
   PoolMemory& memory = *pool.memory;
   if (memory.HasFreed(table_.mutex)) {
     const bool running = LifecycleOf(pool, parts_.ledger) == Lifecycle::kRunning;
@@ -108,9 +108,14 @@ Status PoolCycles::TidyUp(PoolEntry& pool) {
   }
   // A driver call may hold the ledger; devices that came meanwhile get access later.
   if (!parts_.ledger.TryLockFor(kToTidyUp)) return {};
-  const bool runs = parts_.ledger.state().LifecycleOf(pool.id) == Lifecycle::kRunning;
-  parts_.ledger.unlock();
-  if (runs) memory.GrantAccess(table_.devices, table_.mutex);
+  LedgerLock lock(parts_.ledger, std::adopt_lock);
+  const Lifecycle now = parts_.ledger.state().LifecycleOf(pool.id);
+  const Lifecycle asked = kind == CycleKind::kPause ? Lifecycle::kPaused : Lifecycle::kRunning;
+  if (done)
+    parts_.ledger.Check(now == asked,
+                        "tag " + pool.tag + ": a " + std::string(ToText(kind)) + " that succeeded left it otherwise");
+  lock.Unlock();
+  if (now == Lifecycle::kRunning) memory.GrantAccess(table_.devices, table_.mutex);
   return {};
 }
 

@@ -71,9 +71,9 @@ class PoolCycles : NoCopies {
   Status AwaitTurn(PoolEntry& pool, CycleKind kind, bool alone, Deadline until) REQUIRES(table_.mutex);  // *
   Status Now(const Task& task, Deadline until) REQUIRES(table_.mutex);                                   // *
   Status Later(Task task) REQUIRES(table_.mutex);
-  Status Run(PoolEntry& pool, const Task& task) REQUIRES(table_.mutex);  // *
-  Status CycleOf(PoolEntry& pool, const Task& task);                     // without the mutex
-  Status TidyUp(PoolEntry& pool) REQUIRES(table_.mutex);                 // *
+  Status Run(PoolEntry& pool, const Task& task) REQUIRES(table_.mutex);              // *
+  Status CycleOf(PoolEntry& pool, const Task& task);                                 // without the mutex
+  Status TidyUp(PoolEntry& pool, CycleKind kind, bool done) REQUIRES(table_.mutex);  // *
   Status StartWorker(CycleKind kind) REQUIRES(table_.mutex);
   void Work(CycleKind kind);
   std::list<Task>::iterator Due(CycleKind kind) REQUIRES(table_.mutex);

@@ -48,7 +48,9 @@ Result<Address> PoolMemory::MakeChunk(ChunkSpace& space, Bytes bytes, Bytes firs
         before.contains(other) ? std::nullopt : amem::GrantAccess(parts_.driver, other, {chunk->address, chunk->bytes});
     if (set) parts_.ledger.LockAndRecord(*set);
   }
-  return space.Add(*chunk, first);
+  const Address part = space.Add(*chunk, first);
+  AMEM_TRY(OrBreak(space.Check()));
+  return part;
 }
 
 std::optional<ChunkSpace::Part> PoolMemory::PartAt(Address address, DeviceOrdinal device, Mutex& /*mutex*/) const {
@@ -99,6 +101,7 @@ Status PoolMemory::GiveBack(Address part, DeviceOrdinal device, Mutex& mutex) {
   const auto given = space == nullptr ? std::nullopt : space->Give(part);
   if (!given) return NotOurs("amem_free", Hex(part), "nothing is allocated there");
   parts_.ledger.LockAndRecord(PoolFreed{part});
+  AMEM_TRY(OrBreak(space->Check()));
   if (!given->emptied) return {};
   ++changing_;
   WithoutLock apart(mutex);
@@ -107,6 +110,13 @@ Status PoolMemory::GiveBack(Address part, DeviceOrdinal device, Mutex& mutex) {
   --changing_;
   changed_.NotifyAll();
   return freed;
+}
+
+Status PoolMemory::OrBreak(Status checked) const {
+  if (checked.ok()) return checked;
+  const LedgerLock lock(parts_.ledger);
+  parts_.ledger.Break(ToText(pool_) + ": " + checked.message());
+  return checked;
 }
 
 // NCCL or a peer may still hold the memory.

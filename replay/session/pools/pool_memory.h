@@ -1,8 +1,8 @@
 // The memory of one pool: chunks from the driver, cut into parts for the program.
 //
 // The mutex of the pools (PoolTable) guards it: each method takes that mutex, which its caller has locked. Those with a star
-// release it while the driver makes a chunk or takes one back, or while they wait for a stream: meanwhile `changing` keeps the
-// pool's pauses and resumes from beginning. A chunk passes NCCL's gate on its way back, so a free waits for NCCL's cycles.
+// release it while the driver makes a chunk or takes one back, or while they wait for a stream: meanwhile `changing` delays the
+// pool's pauses and resumes. A chunk passes NCCL's gate on its way back, so a free waits for NCCL's cycles.
 #pragma once
 
 #include <cstddef>
@@ -77,6 +77,7 @@ class PoolMemory : NoCopies {
   Result<Address> MakeChunk(ChunkSpace& space, Bytes bytes, Bytes first, DeviceOrdinal device,
                             const std::set<DeviceOrdinal>& devices, Mutex& mutex) REQUIRES(mutex);  // *
   Status FreeChunk(const ChunkSpace::Chunk& chunk) const;
+  Status OrBreak(Status checked) const;  // a failed check breaks the session; takes the ledger's lock
 
   const LowerParts parts_;
   const PoolId pool_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,22 @@ std::optional<Slabs::Place> Slabs::Find(const Kind& kind, Bytes bytes) {
     own.refused = bytes;
   }
   return std::nullopt;
+}
+
+// Nobody has taken the place while the ledger's lock was free (Clear), and the slab has not gone.
+Status Slabs::CheckPlace(const Place& place, Bytes bytes) {
+  AMEM_ASSIGN(const Slab* const slab, ledger_.Known(ledger_.state().slabs, place.slab));
+  AMEM_ASSIGN(const Allocation* const whole, ledger_.Known(place.slab));
+  bool is_free = place.offset <= whole->bytes && bytes <= whole->bytes - place.offset;
+  const auto behind = slab->parts.lower_bound(place.offset);
+  is_free = is_free && (behind == slab->parts.end() || behind->first >= place.offset + bytes);
+  if (behind != slab->parts.begin()) {
+    const auto before = std::prev(behind);
+    AMEM_ASSIGN(const Allocation* const part, ledger_.Known(before->second.front()));
+    is_free = is_free && before->first + part->bytes <= place.offset;
+  }
+  if (ledger_.Check(is_free, fmt::format("slab {} has no room of {} at {}", place.slab.value, bytes, place.offset))) return {};
+  return ledger_.Broken();
 }
 
 Bytes Slabs::SizeOfNext(const Kind& kind) {
@@ -109,6 +126,7 @@ Result<AllocationId> Slabs::Create(Bytes bytes, const AllocationProperties& prop
     place = Place{*opened, 0};
   }
   AMEM_TRY(Clear(*place, bytes).Within(fmt::format("clear a part of slab {}", place->slab.value)));
+  AMEM_TRY(CheckPlace(*place, bytes));
   const AllocationId id = ledger_.TakeAllocationId();
   ledger_.Record(AllocationCreated{id, bytes, properties, flags, {}, origin.site, {}, {}, origin.communicator});
   ledger_.Record(Placed{id, place->slab, place->offset, false});
@@ -392,6 +410,7 @@ Result<bool> Slabs::PutBack(Address address, Bytes bytes, AllocationId id) {
     const Place place{home.slab, address.value - home.base.value};
     AMEM_TRY(Clear(place, bytes));
     if (!suits(kept_.HomeOf(address, bytes))) return false;  // NCCL let go of it meanwhile
+    AMEM_TRY(CheckPlace(place, bytes));
     const DriverHandle alone = ledger_.HandleOf(id);
     ledger_.Record(Placed{id, place.slab, place.offset, false});
     if (alone) AMEM_TRY(driver_.Release(alone));

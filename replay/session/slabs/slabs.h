@@ -1,8 +1,8 @@
 // Slabs: large allocations from the driver that NCCL's allocations are cut from.
 //
 // An allocation gets its place when it is created or imported, before NCCL has an address for it. That NCCL's next reservation
-// is meant for it is a guess (Session::Reserve). While the allocation is untouched, a wrong guess is mended by moving it or by
-// giving it a driver handle of its own. An allocation that is shared before it has an address, like the parts of a symmetric
+// is meant for it is a guess (NcclMemory::Reserve). While the allocation is untouched, a wrong guess is mended by moving it or
+// by giving it a driver handle of its own. An allocation that is shared before it has an address, like the parts of a symmetric
 // window, gets its own handle too.
 //
 // Several threads may call. Each method says whether the caller holds the ledger's lock.
@@ -51,7 +51,7 @@ class Slabs {
   Result<bool> FreeKept(Address address, Bytes bytes);
 
   // All below: with the lock.
-  // Takes the place from a part that only NCCL's address range keeps alive; remembers the range.
+  // Frees the place of a part that only an address range of NCCL's refers to, and remembers the range.
   void Vacate(AllocationId part);
   // Whether NCCL keeps ranges in own slabs that exist.
   [[nodiscard]] bool AwaitsReturns() const;
@@ -85,6 +85,7 @@ class Slabs {
   Result<AllocationId> OpenOwn(const Kind& kind, Bytes bytes, const KeptRanges::Home* again = nullptr) REQUIRES(ledger_);
   Result<AllocationId> OpenImported(const Token& token, Peers& peers) REQUIRES(ledger_);
   Status Clear(const Place& place, Bytes bytes) REQUIRES(ledger_);
+  Status CheckPlace(const Place& place, Bytes bytes) REQUIRES(ledger_);  // free, before it is recorded as taken
   [[nodiscard]] bool IsKept(Address address, Bytes bytes);
   // Whether nothing is mapped where the slab was.
   [[nodiscard]] bool IsEmpty(const KeptRanges::Home& home) const REQUIRES(ledger_);

@@ -105,6 +105,8 @@ TEST(ChunkSpace, any_order_of_taking_and_giving_keeps_parts_apart) {
   std::map<Address, Bytes> chunks;
   std::uint64_t number = 0;
   for (int i = 0; i < 20'000; ++i) {
+    const Status checked = space.Check();
+    ASSERT_TRUE(checked.ok()) << checked.message();
     if (taken.empty() || random() % 2 == 0) {
       const Bytes bytes = random() % 8 == 0 ? random() % (200 * kOneMiB) : random() % (4 * kOneMiB);
       auto address = space.Take(bytes);

@@ -122,7 +122,7 @@ Status Backup::Save(std::span<const Item> items, ScanMode mode) {
   if (contents_ == Contents::kForgotten || contents_ == Contents::kLost)
     return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
   table_.memory().SuspendPinning(true);
-  if (contents_ == Contents::kNone) BeginSave();
+  if (contents_ == Contents::kNone) AMEM_TRY(BeginSave());
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kLost;  // if any of this fails
   scan_mode_ = mode;
@@ -390,9 +390,9 @@ Status Backup::Finish() {
   return first;
 }
 
-void Backup::BeginSave() {
+Status Backup::BeginSave() {
   counters_.Change([](BackupStatistics& counted) { counted = {}; });
-  table_.BeginSave();
+  return table_.BeginSave();
 }
 
 void Backup::ForgetLost() {

@@ -10,6 +10,7 @@
 #include "replay/cycle/own_part.h"
 #include "replay/cycle/sightings.h"
 #include "replay/peers/board/participant.h"
+#include "statemachine/check.h"
 
 namespace amem {
 
@@ -135,6 +136,7 @@ class Coordinator::Call final : public board::RoundHooks {
     if (why.code() == Code::kTimeout) journal_.Threads();
     if (why.code() == Code::kPeerLost && why.reported_by()) NoteEnd(why.reported_by());
     if (!why.ok() && !round_.failed) round_.failed = ballot;
+    if (!round_.failed) round_.passed = ballot;
     if (ballot == Ballot::kJoined) round_.all_joined = AllVoted(ballot, reading);
     if (ballot == Ballot::kCome) {
       if (why.ok()) AllHaveCome(reading);
@@ -246,9 +248,11 @@ class Coordinator::Call final : public board::RoundHooks {
         AMEM_TRY(Begin(until));
         return part_.Forward(PhaseKind::kPauseArrive, is_overtaken);
       case Work::kSave:
+        AMEM_TRY(AllPassed(Ballot::kIdle));
         return part_.Forward(PhaseKind::kPauseSave, is_overtaken);
       case Work::kRelease:
         if (round_.failed) return round_.left = ReleaseAgain();
+        AMEM_TRY(AllPassed(Ballot::kSaved));
         AMEM_TRY(part_.Forward(PhaseKind::kPauseReleaseOwn, is_overtaken));
         return part_.Forward(PhaseKind::kPauseGone, is_overtaken);
       case Work::kMake:
@@ -257,10 +261,14 @@ class Coordinator::Call final : public board::RoundHooks {
         AMEM_TRY(part_.Forward(PhaseKind::kResumeArrive, {}));  // several ranks may lack memory, and each says so
         return part_.Forward(PhaseKind::kResumeCreateOwn, is_overtaken);
       case Work::kImport:
-        return round_.failed ? part_.Backward(PhaseKind::kResumeImport, is_overtaken)
-                             : part_.Forward(PhaseKind::kResumeImport, is_overtaken);
+        if (round_.failed) return part_.Backward(PhaseKind::kResumeImport, is_overtaken);
+        AMEM_TRY(AllPassed(Ballot::kMade));
+        return part_.Forward(PhaseKind::kResumeImport, is_overtaken);
       case Work::kRestore:
-        if (!round_.failed) return part_.Forward(PhaseKind::kResumeVerify, is_overtaken);
+        if (!round_.failed) {
+          AMEM_TRY(AllPassed(Ballot::kJoined));
+          return part_.Forward(PhaseKind::kResumeVerify, is_overtaken);
+        }
         // Its device may not have been added to a new multicast object, and binding memory to such an object would hang.
         if (!round_.all_joined && scope_.executor_.HasRenewedMulticasts())
           return {Code::kRefused,
@@ -270,6 +278,27 @@ class Coordinator::Call final : public board::RoundHooks {
     return {};
   }
 
+  // Before work that goes forward: whoever released what others have not saved, or mapped what others have not made, would lose
+  // contents or share other memory than they do.
+  Status AllPassed(Ballot ballot) {
+    const auto check = [&]() -> Status {
+      AMEM_CHECK(round_.stage == Stage::kBegun);
+      AMEM_CHECK(round_.passed == ballot);
+      return {};
+    };
+    return Latched(scope_.context_.ledger, check());
+  }
+  // Before anything is begun.
+  Status IsMember() {
+    const auto check = [&]() -> Status {
+      const SessionId self = scope_.context_.peers.Self().session;
+      AMEM_CHECK(round_.stage == Stage::kCome);
+      AMEM_CHECK(std::ranges::count(call_.members, self, &PeerIdentity::session) == 1, self);
+      if (call_.alone) AMEM_CHECK(call_.members.size() == 1U);
+      return {};
+    };
+    return Latched(scope_.context_.ledger, check());
+  }
   // All had come, and the call failed on another member before this one had done anything, so the gate is open. A call of the
   // program must not find the scope pausing, where new memory cannot be recorded: all of a pause is recorded under one lock.
   // What is paused refuses such calls itself. None: it could not be recorded.
@@ -301,6 +330,7 @@ class Coordinator::Call final : public board::RoundHooks {
   }
   // Keeps the scope's calls out, and begins the cycle in the journal.
   Status Begin(Deadline until) {
+    AMEM_TRY(IsMember());
     AMEM_TRY(part_.CloseGate(until));
     {
       Ledger& ledger = scope_.context_.ledger;
@@ -411,6 +441,7 @@ class Coordinator::Call final : public board::RoundHooks {
     Stage stage = Stage::kGathers;
     bool all_joined = true;
     bool after_failed_undo = false;  // it was begun neither running nor paused
+    Ballot passed{};                 // the last one before any failed
     std::optional<Ballot> failed{};  // the first that did
     std::optional<Ballot> voted_on{};
     Status mine{};  // this member's work that failed, before anything else had

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <iterator>
 
+#include "statemachine/check.h"
+
 namespace amem {
 
 // So many unchanged units between two that changed travel with them, where copy engines take them: that takes less time than
@@ -91,7 +93,7 @@ std::optional<Bytes> ContentsTable::FirstDifference(const Unit& unit, std::span<
 
 // What others needed of the retained copy is not there any more. Where a lot of the memory lies idle between what is left,
 // because rooms have become too small, all is saved anew.
-void ContentsTable::BeginSave() {
+Status ContentsTable::BeginSave() {
   memory_.Reclaim();
   for (auto& [key, kept] : retained_) {
     for (Unit& unit : kept.units) {
@@ -102,9 +104,20 @@ void ContentsTable::BeginSave() {
   }
   const Bytes used = memory_.used_bytes();
   had_copy_ = used > 0 && memory_.held_bytes() <= used + used / 8 + supply_.chunk();
-  if (had_copy_) return;
+  if (had_copy_) return CheckRooms();
   retained_.clear();
   memory_.TakeBack();
+  return CheckRooms();
+}
+
+// A room that no row has would be lost until the process ends; a row whose room is free would be written over.
+Status ContentsTable::CheckRooms() const {
+  Bytes stored = 0;
+  for (const auto* const rows : {&saved_, &retained_})
+    for (const auto& [key, item] : *rows)
+      for (const Unit& unit : item.units) stored += SizeOf(unit.stored);
+  AMEM_CHECK(stored == memory_.used_bytes());
+  return {};
 }
 
 void ContentsTable::Retain() {

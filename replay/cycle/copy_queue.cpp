@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "statemachine/check.h"
+
 namespace amem {
 
 using Extents = std::vector<ByteRange>;
@@ -77,9 +79,9 @@ std::vector<ByteRange> CopyQueue::ExtentsOf(const Step& step, PoolId pool) {
   if (step.kind == StepKind::kSave) {
     if (!parts_.contains(pool)) parts_[pool] = PartsByChunk(*known);
     const Extents& parts = parts_[pool][step.allocation];
-    const Allocation& a = ledger_.state().allocations.at(step.allocation);
+    auto* const a = ledger_.Find(step.allocation);
     // No chunk; or the program has freed all of it, and other processes still map it whole.
-    const bool whole = a.tag == MemoryTag::kUserReleased || (parts.empty() && !a.importers.empty());
+    const bool whole = a == nullptr || a->tag == MemoryTag::kUserReleased || (parts.empty() && !a->importers.empty());
     return whole ? Extents{{0, step.bytes}} : Joined(parts, step.bytes);
   }
   Extents saved;
@@ -92,20 +94,26 @@ Status CopyQueue::MapForCopy(const Step& step, std::vector<Backup::Item>& items)
   const State& state = ledger_.state();
   if (auto* const slab = FindIn(state.slabs, step.allocation)) {
     for (const auto& [offset, parts] : slab->parts) {
-      const AllocationId part = parts.front();
-      items.push_back({part, step.device, slab->address + offset, state.allocations.at(part).bytes});
+      AMEM_CHECK(!parts.empty(), step.allocation, offset);
+      auto* const part = FindIn(state.allocations, parts.front());
+      AMEM_CHECK(part != nullptr, step.allocation, parts.front());
+      items.push_back({parts.front(), step.device, slab->address + offset, part->bytes});
     }
     return {};
   }
   AMEM_ASSIGN(const auto base, step.address ? Result<Address>(step.address) : MapScratch(step));
-  for (const ByteRange& extent : ExtentsOf(step, state.allocations.at(step.allocation).pool))
+  auto* const a = FindIn(state.allocations, step.allocation);
+  AMEM_CHECK(a != nullptr, step.allocation);
+  for (const ByteRange& extent : ExtentsOf(step, a->pool))
     items.push_back({step.allocation, step.device, base + extent.offset, extent.bytes, extent.offset});
   return {};
 }
 
 // The allocation is not mapped for its own device, so the copy needs a mapping of its own.
 Result<Address> CopyQueue::MapScratch(const Step& step) {
-  const Allocation& a = ledger_.state().allocations.at(step.allocation);
+  auto* const found = ledger_.Find(step.allocation);
+  AMEM_CHECK(found != nullptr, step.allocation);
+  const Allocation& a = *found;
   AMEM_ASSIGN(const auto range, driver_.Reserve(a.bytes, 0, {}, 0));
   Scratch& scratch = scratch_[step.allocation];
   scratch = {range, a.bytes, false};
@@ -124,8 +132,10 @@ Status CopyQueue::Await(const Step& step) {
     auto* const own = ledger_.Find(step.allocation);
     if (own != nullptr && own->pool && !backup_.Has(step.allocation)) {
       // A chunk of which nothing was given out has no contents. If any other were not copied, its contents would be lost.
-      const auto& parts = ledger_.state().pools.at(own->pool).parts;
-      if (std::ranges::none_of(parts, [&](const auto& part) { return part.second.backing == step.allocation; })) return {};
+      auto* const pool = FindIn(ledger_.state().pools, own->pool);
+      AMEM_CHECK(pool != nullptr, step.allocation, own->pool);
+      if (std::ranges::none_of(pool->parts, [&](const auto& part) { return part.second.backing == step.allocation; }))
+        return {};
       return {Code::kBroken, ToText(step.allocation) +
                                  " holds memory of the program, and none of it was copied; its contents "
                                  "stay where they are"};

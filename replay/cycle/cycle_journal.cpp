@@ -13,6 +13,13 @@ Status LedgerIsHeld(const Ledger& ledger) {
   return {Code::kRefused, held.message() + OrRaiseTheTimeout("; let the device become idle before"), held.driver_result()};
 }
 
+Status Latched(Ledger& ledger, Status check) {
+  if (check.ok() || !ledger.TryLockFor(kToRecord)) return check;
+  const LedgerLock lock(ledger, std::adopt_lock);
+  ledger.BreakIfCheckFailed(check);
+  return check;
+}
+
 std::uint64_t NumberOf(CycleKind kind, const State& state, PoolId pool) {
   const std::uint64_t cycles = state.ScopeOf(pool).cycles;
   return kind == CycleKind::kPause && state.LifecycleOf(pool) == Lifecycle::kRunning ? cycles + 1 : cycles;

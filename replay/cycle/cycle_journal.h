@@ -30,6 +30,8 @@ constexpr std::chrono::milliseconds kToRecord{100};  // to wait for the ledger; 
 
 // A driver call of another thread holds the ledger.
 Status LedgerIsHeld(const Ledger& ledger);
+// A check (AMEM_CHECK) that has failed breaks the session as well, so that its next pause is refused with that text.
+Status Latched(Ledger& ledger, Status check);
 // Of the pause or resume that begins now, or of the one that is under way.
 std::uint64_t NumberOf(CycleKind kind, const State& state, PoolId pool);
 

@@ -40,6 +40,7 @@ Status Executor::Run(const PlannedPhase& phase, const std::function<bool()>& is_
   {
     if (!ledger_.TryLockUntil(until_)) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
+    if (!ledger_.Check(!phase_, "a phase begins while another one runs")) return ledger_.Broken();
     ledger_.Record(PhaseBegun{phase.phase, pool_});
     phase_.emplace(*this, phase, is_overtaken);
   }
@@ -121,7 +122,10 @@ Result<SharedAllocation> Executor::Shared(const Step& import) {
 }
 
 void Executor::NoteHandle(const Step& step, const StepTarget& target, DriverHandle handle) {
-  if (handle) ledger_.SetHandle(step.allocation, handle);
+  if (handle) {
+    ledger_.Check(!ledger_.HandleOf(step.allocation), ToText(step.allocation) + " was made again while it has memory");
+    ledger_.SetHandle(step.allocation, handle);
+  }
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) ledger_.ForgetHandle(step.allocation);
   if (step.kind == StepKind::kReleaseImport || step.kind == StepKind::kReleaseOwn) cycle_.renewed.erase(step.allocation);
   if (step.kind == StepKind::kAddDevice) ledger_.DeviceAdded(step.allocation, step.device);
@@ -218,6 +222,7 @@ Status Executor::GiveBack(const Step& step, DriverHandle handle) {
 
 Status Executor::Fail(const Step& step, Status why) {
   why = why.Within(ToText(step));
+  ledger_.BreakIfCheckFailed(why);
   StepFailed failed{step, why.code(), why.driver_result(), why.message(), why.reported_by(), pool_};
   if (why.code() == Code::kOutOfMemory) failed.holders = HoldersOf(DeviceOf(step));
   ledger_.Record(std::move(failed));

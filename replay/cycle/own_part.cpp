@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "journal/base/no_memory.h"
+#include "statemachine/check.h"
 
 namespace amem {
 
@@ -66,9 +67,16 @@ Status Coordinator::OwnPart::MakePlan() {
   return {};
 }
 
+Status Coordinator::OwnPart::CanRun(PhaseKind phase) const {
+  AMEM_CHECK(closed_ != nullptr, phase);  // no call may touch the memory meanwhile
+  AMEM_CHECK(phase_ <= phase);
+  return {};
+}
+
 Status Coordinator::OwnPart::Forward(PhaseKind phase, const std::function<bool()>& is_overtaken) {
   const auto planned = std::ranges::find(plan_.phases, phase, &PlannedPhase::phase);
   if (planned == plan_.phases.end()) return {};
+  AMEM_TRY(Latched(ledger_, CanRun(phase)));
   phase_ = phase;
   Status mine = OrNoMemory([&] { return RunPhase(*planned, call_.hooks, is_overtaken); });
   if (!mine.ok() && call_.kind == CycleKind::kResume) mine = GoOn(*planned, mine);
@@ -187,6 +195,9 @@ void Coordinator::OwnPart::Conclude(CycleReport report, std::uint64_t began_ns) 
       done.unchanged = contents.bytes_unchanged;
       done.zero = contents.bytes_zero;
     }
+    ledger_.Check(closed_ != nullptr, "a pause or resume is done, and its scope's calls were let in before");
+    ledger_.Check(call_.kind == CycleKind::kResume || backup.QueuedOn().empty(),
+                  "a pause is done, and copies from the memory that it released are under way");
     ledger_.Record(done);
     scope_.host_memory_.Measure();
     const auto* const pool = FindIn(ledger_.state().pools, scope_.pool_);

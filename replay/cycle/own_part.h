@@ -46,6 +46,7 @@ class Coordinator::OwnPart {
   [[nodiscard]] PhaseKind phase() const { return phase_; }  // the last one that it began
 
  private:
+  [[nodiscard]] Status CanRun(PhaseKind phase) const;
   Status RunPhase(const PlannedPhase& planned, const CycleHooks& hooks, const std::function<bool()>& is_overtaken = {});
   Status GoOn(const PlannedPhase& phase, Status why);
   [[nodiscard]] Result<Plan> PlanOf(CycleKind kind);

@@ -7,6 +7,7 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/no_memory.h"
+#include "statemachine/check.h"
 
 namespace amem {
 namespace {
@@ -121,6 +122,8 @@ Bytes PinnedSupply::Missing(Bytes promised) const {
 Status PinnedSupply::Promise(Bytes bytes) {
   if (fork_.InChild()) return {};
   const std::lock_guard lock(mutex_);
+  AMEM_CHECK(promised_.claimed <= promised_.bytes);
+  AMEM_CHECK(IdleBytes() + unused_.Retained() * options_.chunk <= statistics_.pinned_bytes);
   const auto more = [&] {
     const Bytes missing = Missing(promised_.bytes + bytes);
     return missing - std::min(missing, promised_.claimed);

@@ -183,6 +183,10 @@ void Ledger::Break(const std::string& reason) {
   if (state_.broken.empty()) Record(SessionBroken{reason});
 }
 
+void Ledger::BreakIfCheckFailed(const Status& work) {
+  if (work.code() == Code::kInvalid && work.message().find("check failed at ") != std::string::npos) Break(work.message());
+}
+
 bool Ledger::Check(bool holds, std::string_view otherwise, SourceLine where) {
   if (holds) return true;
   const std::string_view file = where.file.substr(where.file.rfind('/') + 1);  // npos + 1 is 0

@@ -63,6 +63,8 @@ class CAPABILITY("ledger") Ledger {
   // anything that a later holder of the lock records, or reads. Progress says it at once, whatever this one still records.
   void RecordSoon(const CycleFailed& ended);
   void Break(const std::string& reason) REQUIRES(this);  // pauses are refused with this reason from now on
+  // Of work that was done without the lock: if it failed by a check (AMEM_CHECK), that breaks the session as Check does.
+  void BreakIfCheckFailed(const Status& work) REQUIRES(this);
   // An entry of the state that must exist. Null: it does not, and the session is broken.
   template <class Table>
   [[nodiscard]] const typename Table::mapped_type* Entry(const Table& table, const typename Table::key_type& key,

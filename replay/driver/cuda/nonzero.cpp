@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "statemachine/check.h"
+
 namespace amem {
 
 using sparse::kExtentsBytes;
@@ -99,6 +101,8 @@ Status CudaDriver::NonZeroCopier::Device::PrepareScan(const ContentKey* key) {
 Status CudaDriver::NonZeroCopier::Device::ScanPart(std::span<const TableExtent> table, std::uint32_t units, bool hash,
                                                    NonZero& found, Deadline until) {
   const Deadline began = Now();
+  AMEM_CHECK(table.size_bytes() <= kExtentsBytes);
+  AMEM_CHECK(units <= kTableUnits);
   std::memcpy(scan_->data(), table.data(), table.size_bytes());
   const bool buffered = buffer_.slot() != 0;
   const auto pinned = reinterpret_cast<CUdeviceptr>(scan_->data());
@@ -203,6 +207,7 @@ Status CudaDriver::NonZeroCopier::Device::MovePieces(std::span<const Extent> ext
 
 Status CudaDriver::NonZeroCopier::Device::LaunchMove(std::uint64_t base, Bytes bytes, bool gather, bool staged) {
   const std::span<const TablePiece> pieces = pieces_;
+  if (staged) AMEM_CHECK(bytes <= buffer_.slot());
   AMEM_ASSIGN(auto pinned, tables_.Take(driver_, pieces.size_bytes()));
   std::memcpy(pinned, pieces.data(), pieces.size_bytes());
   Lane& lane = queue_.Next();

@@ -6,6 +6,7 @@
 #include <shared_mutex>
 #include <thread>
 
+#include "replay/cycle/cycle_journal.h"
 #include "tests/replay/cycle/cycle_fixture.h"
 
 namespace amem {
@@ -230,6 +231,18 @@ TEST_F(CoordinatorTest, a_pause_can_be_tried_again_after_one_whose_copies_failed
   ASSERT_TRUE(Run(CycleKind::kResume).ok());
   EXPECT_EQ(Memory(first)[k2M - 1], std::byte{0x42});
   EXPECT_EQ(Memory(second)[k2M - 1], std::byte{0x43});
+}
+
+TEST_F(CoordinatorTest, a_check_that_has_failed_is_why_later_pauses_are_refused) {
+  broken_ = true;
+  EXPECT_TRUE(Latched(ledger_, Status{}).ok());
+  EXPECT_FALSE(Latched(ledger_, {Code::kInvalid, "no such step"}).ok());
+  EXPECT_TRUE(ledger_.state().broken.empty());
+  EXPECT_EQ(Latched(ledger_, {Code::kInvalid, "check failed at call.cpp:1: stage == 2"}).code(), Code::kInvalid);
+  EXPECT_EQ(ledger_.state().broken, "check failed at call.cpp:1: stage == 2");
+  const Status refused = Run(CycleKind::kPause);
+  EXPECT_EQ(refused.code(), Code::kBroken);
+  EXPECT_NE(refused.message().find("check failed at call.cpp:1: stage == 2"), std::string::npos) << refused.message();
 }
 
 // The ledger is held by a driver call of another thread that hangs, so nobody can say what memory there is.

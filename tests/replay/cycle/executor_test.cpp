@@ -212,6 +212,22 @@ TEST_F(ExecutorTest, the_journal_has_who_holds_a_device_that_is_too_full) {
   EXPECT_TRUE(owner_->Release(hog).ok());
 }
 
+// No plan of AMem's is like this.
+TEST_F(ExecutorTest, a_check_that_fails_in_a_step_fails_the_phase_and_breaks_the_session) {
+  broken_ = true;
+  std::memset(Memory(Create()), 0x5a, k2M);
+  Record(CycleBegun{CycleKind::kPause, 1, {}});
+  ASSERT_TRUE(executor_.Run(Planned(CycleKind::kPause, PhaseKind::kPauseArrive)).ok());
+  Record(PhaseDecided{PhaseKind::kPauseArrive, true, {}, {}});
+  PlannedPhase save = Planned(CycleKind::kPause, PhaseKind::kPauseSave);
+  ASSERT_FALSE(save.copies.empty());
+  save.copies.clear();
+  const Status failed = executor_.Run(save);
+  EXPECT_EQ(failed.code(), Code::kInvalid);
+  EXPECT_NE(failed.message().find("check failed at executor.cpp:"), std::string::npos) << failed.message();
+  EXPECT_NE(ledger_.state().broken.find("check failed at executor.cpp:"), std::string::npos) << ledger_.state().broken;
+}
+
 TEST_F(ExecutorTest, a_restore_is_done_when_its_copy_is_and_not_before) {
   const AllocationId id = Create();
   std::memset(Memory(id), 0x5a, k2M);

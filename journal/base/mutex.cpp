@@ -4,6 +4,9 @@
 #include <cstddef>
 #include <cstdio>
 #include <span>
+#include <string>
+
+#include "journal/base/lock_order.h"
 
 namespace amem::lock_order {
 namespace {
@@ -14,15 +17,15 @@ constexpr std::array<const char*, static_cast<std::size_t>(LockRank::kLast) + 1>
 };
 
 // Without a destructor, because threads take locks until their very end. More locks than these are not looked at.
-struct Held {
+struct HeldLock {
   const void* mutex;
   LockRank rank;
 };
 constexpr std::size_t kMost = 32;
-thread_local std::array<Held, kMost> held;
+thread_local std::array<HeldLock, kMost> held;
 thread_local std::size_t held_count = 0;
 
-std::span<Held> HeldNow() { return std::span(held).first(held_count); }
+std::span<HeldLock> HeldNow() { return std::span(held).first(held_count); }
 
 const char* NameOf(LockRank rank) { return kNames[static_cast<std::size_t>(rank)]; }
 
@@ -30,7 +33,7 @@ const char* NameOf(LockRank rank) { return kNames[static_cast<std::size_t>(rank)
 
 void Taking(LockRank rank) {
   if (rank == LockRank::kNone) return;
-  for (const Held& one : HeldNow()) {
+  for (const HeldLock& one : HeldNow()) {
     if (one.rank < rank) continue;
     std::fprintf(stderr, "locks out of order: a thread that holds '%s' takes '%s' (journal/base/mutex.h)\n", NameOf(one.rank),
                  NameOf(rank));
@@ -44,7 +47,7 @@ void Taken(const void* mutex, LockRank rank) {
 
 void Released(const void* mutex) {
   const auto now = HeldNow();
-  const auto at = std::find_if(now.rbegin(), now.rend(), [&](const Held& one) { return one.mutex == mutex; });
+  const auto at = std::find_if(now.rbegin(), now.rend(), [&](const HeldLock& one) { return one.mutex == mutex; });
   if (at == now.rend()) return;
   std::move(at.base(), now.end(), at.base() - 1);
   --held_count;
@@ -52,9 +55,16 @@ void Released(const void* mutex) {
 
 void AssertHeld(const void* mutex) {
   const auto now = HeldNow();
-  if (held_count == kMost || std::any_of(now.begin(), now.end(), [&](const Held& one) { return one.mutex == mutex; })) return;
+  if (held_count == kMost || std::any_of(now.begin(), now.end(), [&](const HeldLock& one) { return one.mutex == mutex; }))
+    return;
   std::fputs("a lock that should be held is not\n", stderr);
   __builtin_trap();
+}
+
+std::string Held() {
+  std::string names;
+  for (const HeldLock& one : HeldNow()) names += (names.empty() ? "" : ", ") + std::string(NameOf(one.rank));
+  return names;
 }
 
 }  // namespace amem::lock_order

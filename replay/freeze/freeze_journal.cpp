@@ -20,8 +20,7 @@ void FreezeJournal::BeginNew(FreezeGoal goal, const std::vector<FrozenProcess>& 
 
 Status FreezeJournal::BeginCommand(const std::vector<FrozenProcess>& processes, FreezeGoal goal,
                                    const std::vector<GpuPair>& pairs, StepOfFreeze first) {
-  AMEM_CHECK(is_.begun_ns > 0U);     // it is a freeze's that was begun
-  AMEM_CHECK(!is_.members.empty());  // without them no other tool could finish it
+  AMEM_CHECK(!processes.empty());  // else no journal would have it, and no other tool could go on
   ++is_.command;
   is_.goal = ToText(goal);
   is_.pairs = pairs;

@@ -209,7 +209,8 @@ class Planted(unittest.TestCase):
         with tempfile.TemporaryDirectory() as root:
             for path, text in [("journal/a.cpp", "// Why.\n\n#include <new>\n" + "int x = y.at(1);\n" * 4 + long_function(3)), ("journal/a.ptx", "x\n" * 50), ("journal/README.md", "x\n"),
                                ("journal/b.h", a_class("bool m{};", 3) + "void F() {\n  AMEM_CHECK(a);\n  if (b) g();\n}\n"),
-                               ("replay/peers/board/participant.h", "int x;\n"),
+                               ("replay/peers/board/participant.cpp", "round.board.Decide(1);\n"), ("replay/freeze/operation.cpp", "// FreezeOperation::Towards(\n"),
+                               ("tests/stand_ins/peers/local_peers.cpp", "board::Board board;\n"),
                                ("tests/a_test.cpp", "int x;\n" * 4), ("tests/go", "#!/bin/bash\n"), ("tests/data", "x\n"), ("run", "#!x\n")]:
                 write(root, path, text)
             text = tidy.measures.text(tidy.Tree(root), tidy.LIBRARY, tidy.SOURCES, tidy.room_of)
@@ -218,8 +219,14 @@ class Planted(unittest.TestCase):
         self.assertRegex(text, r"branches +0 above 15; .*most: 1 F \(journal/b.h:7\)")
         self.assertRegex(text, r"mechanisms that agree +1: rounds on a board\n")
         self.assertRegex(text, r"\njournal +20 +1 +3 +3 +2 +1 +4 +1\n")
-        self.assertRegex(text, r"checks per 1 000 lines +47\.6\n")
-        self.assertRegex(text, r"production lines +21\n +of them code +18\ntest lines +5\ntests : production +0\.24$")
+        self.assertRegex(text, r"checks per 1 000 lines +45\.5\n")
+        self.assertRegex(text, r"production lines +22\n +of them code +18\ntest lines +6\ntests : production +0\.27$")
+
+    def test_sessions_of_one_process_are_a_mechanism_where_they_decide_without_a_board(self):
+        for text, agree in (("Decide(vote);\n", 1), ("board::Board board;\nint votes_;\n", 1), ("board::Board board;\n", 0)):
+            with self.subTest(text), tempfile.TemporaryDirectory() as root:
+                write(root, "tests/stand_ins/peers/local_peers.cpp", text)
+                self.assertIn(f"mechanisms that agree    {agree}:", tidy.measures.text(tidy.Tree(root), tidy.LIBRARY, tidy.SOURCES, tidy.room_of))
 
     def test_symbols_of_the_simulator_are_strays(self):
         clean = "0 T amem::Session::Pause()\n0 t amem::Peers::Close()\n0 t (anonymous namespace)::Simulate()\n"

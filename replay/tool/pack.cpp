@@ -69,7 +69,8 @@ void AddOptions(Arguments& arguments, PackCommandOptions& options) {
   arguments.Add("-o,--output", "FILE", options.output,
                 "The file to write, job.amem by default, - for standard output; with -x the directory, named like the pack by "
                 "default");
-  arguments.Flag("--anonymous", options.anonymous, "Without host names, GPU ids, programs and paths");
+  arguments.Flag("--anonymous", options.anonymous,
+                 "Leave out names of hosts, GPUs, programs, threads and jobs, and folders of paths");
   arguments.Flag("-x,--extract", options.extract, "Directories of journals from a pack");
 }
 

@@ -158,7 +158,8 @@ int RunReplay(const ReplayOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, ReplayOptions& options) {
-  AddPosition(arguments, "--to", options.to, "Stop after this event (#115 of the one journal, 2#115 of rank 2), or then");
+  AddPosition(arguments, "--to", options.to,
+              "Stop after this event (#115 of the one journal, 2#115 of rank 2), or at this time");
   const auto take_memory = [&memory = options.how.memory](const std::vector<std::string>& given) -> std::string {
     for (const std::string& limit : given) {
       const std::size_t equals = limit.rfind('=');
@@ -171,7 +172,7 @@ void AddOptions(Arguments& arguments, ReplayOptions& options) {
   };
   arguments
       .Take("--memory", "DEVICE=BYTES",
-            "How much a device has once it was paused, with a unit: 2=34GiB; DEVICE is a number or UUID", take_memory)
+            "Limit a device's memory after the pause, with a unit: 2=34GiB; DEVICE is a number or UUID", take_memory)
       .several = true;
   AddJson(arguments, options.json);
 }
@@ -182,12 +183,12 @@ Json ReplaySchema() { return SchemaOf<ReplayAnswer>(); }
 
 Command ReplayCommand() {
   return WithOptions<ReplayOptions>(
-      {kExpertGroup, "replay", "Does again what journals say, and compares",
+      {kExpertGroup, "replay", "Replays journals on the simulator, and compares the results",
        "  amem replay DIR                            all ranks of a job, up to the end\n"
        "  amem replay DIR --to 2#115                 up to event 115 of rank 2\n"
        "  amem replay job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
-       "It needs no GPU: the simulator takes its place. A failed resume for want of memory fails again with as little, and "
-       "not with more.\n"},
+       "It needs no GPU. A resume that failed for lack of memory fails again with the limit that it met, and succeeds with a "
+       "higher one.\n"},
       AddOptions, RunReplay);
 }
 

@@ -138,10 +138,12 @@ void AddOptions(Arguments& arguments, ReportOptions& options) {
   arguments.Flag("--all", options.all, "All sessions, not only those of the latest job");
   arguments.Flag("--perfetto", options.perfetto,
                  "A trace of all sessions for ui.perfetto.dev or chrome://tracing, in place of the page");
-  AddPosition(arguments, "--from", options.from,
-              "With --perfetto: only from there on: seconds after the job's first event, a date and time, \"5 min ago\", or an "
-              "event (2#115: of rank 2)");
-  AddPosition(arguments, "--to", options.to, "Only up to there, likewise; what is under way then is drawn up to it");
+  AddPosition(
+      arguments, "--from", options.from,
+      "With --perfetto: only from this position on: seconds after the job's first event, a date and time, \"5 min ago\", or an "
+      "event (2#115: of rank 2)");
+  AddPosition(arguments, "--to", options.to,
+              "With --perfetto: only up to this position; what is under way then is drawn up to it");
 }
 
 }  // namespace

@@ -294,9 +294,10 @@ int RunState(const StateOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, StateOptions& options) {
-  AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");
-  AddPosition(arguments, "--to", options.to,
-              "What changed from --at to there; of two targets: what is different between the first, at --at, and the second");
+  AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or at this time; default: the last event");
+  AddPosition(
+      arguments, "--to", options.to,
+      "What changed from --at to this position; of two targets: what is different between the first, at --at, and the second");
   AddJson(arguments, options.json);
 }
 

@@ -102,8 +102,8 @@ std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch
       const char* const nothing =
           !WholeNumber(name) ? "{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there"
           : Variable("AMEM_JOURNAL_DIR") != nullptr
-              ? "process {} has no journal in {}, which AMEM_JOURNAL_DIR names, and is no launcher's id of a job: name the "
-                "directory that it has in that process; `amem ls` lists what is there"
+              ? "process {} has no journal in {}, which AMEM_JOURNAL_DIR names, and is no launcher's id of a job: give "
+                "the value that AMEM_JOURNAL_DIR has in that process; `amem ls` lists what is there"
               : "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that "
                 "process, or give the directory; `amem ls` lists what is there";
       Complain(fmt::format(fmt::runtime(nothing), name, DefaultJournalDirectory().string()));
@@ -156,7 +156,7 @@ void LimitWhatIsRead(std::span<const std::filesystem::path> places, ScratchDirec
   if (packs == 0) return;
   const Bytes times = kMore * (1 + packs / 1'000'000);
   const Result<std::filesystem::path> unpacked = scratch.Get();
-  // A quarter is left for what is allocated between two looks.
+  // A quarter is left for what is allocated between two measurements.
   std::thread([memory = times * kMemory / 4 * 3, time = static_cast<std::int64_t>(times) * kTime,
                directory = unpacked ? *unpacked : std::filesystem::path()] {
     const auto end = std::chrono::steady_clock::now() + time;
@@ -165,9 +165,8 @@ void LimitWhatIsRead(std::span<const std::filesystem::path> places, ScratchDirec
       if (!too_long && MemoryNow() <= memory) continue;
       const std::string taken =
           too_long ? fmt::format("after {} s", time.count()) : fmt::format("with {} of memory taken", FormatBytes(MemoryNow()));
-      Complain(
-          fmt::format("given up {}, which is more than a pack of this size should {}; use --force if you trust who made it",
-                      taken, too_long ? "take" : "need"));
+      Complain(fmt::format("stopped {}, which is more than a pack of this size should {}; use --force if you trust its source",
+                           taken, too_long ? "take" : "need"));
       // exec ends all other threads. One that unpacks could make the directory anew after it was removed.
       if (!directory.empty())
         ::execl("/bin/sh", "sh", "-c", "/bin/rm -rf -- \"$1\"; exit \"$2\"", "sh", directory.c_str(),

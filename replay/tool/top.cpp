@@ -441,7 +441,7 @@ int RunTop(const TopOptions& options, Output& out) {
 void AddOptions(Arguments& arguments, TopOptions& options) {
   arguments.Add("--by", "WHAT", options.by, "What to group by; the default is tag; site is the place in libnccl")
       .OneOf({"tag", "communicator", "peer", "card", "site", "size", "age"});
-  AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or then; default: the last event");
+  AddPosition(arguments, "--at", options.at, "After this event (--at=#1200), or at this time; default: the last event");
   arguments.Add("--limit", "N", options.limit, "So many lines; 20 by default", 1);
   arguments.Flag("--dot", options.dot, "Who references whose memory, as a graph for Graphviz");
   arguments.Flag("--gpu", options.gpu, "Whose memory this machine's GPUs hold now: by tag, contexts, other processes, unknown");

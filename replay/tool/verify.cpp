@@ -77,7 +77,7 @@ void WriteFields(To& to, const ViolationRow& row) {
 struct VerifyAnswer {
   static constexpr const char* kSchema = "verify";
   static constexpr const char* kTitle = "amem verify --json";
-  static constexpr const char* kMeaning = "Whether journals are possible, and agree with each other.";
+  static constexpr const char* kMeaning = "Whether journals are consistent in themselves and with each other.";
   std::vector<JournalRow> journals{};
   JobFindings job{};
 };
@@ -94,8 +94,8 @@ void WriteFields(To& to, const VerifyAnswer& answer) {
      "There is no violation; null: there is none in what could be read, which is not all");
   to("journals", answer.journals);
   to("references", answer.job.references);
-  to("violations", rows(answer.job.violations), "What must not be; seq 0: about no single event");
-  to("notes", rows(answer.job.notes), "What a reader should know, such as what a crash explains");
+  to("violations", rows(answer.job.violations), "Contradictions; seq 0: about no single event");
+  to("notes", rows(answer.job.notes), "Findings that are no contradiction, such as what a crash explains");
 }
 
 VerifyAnswer AnswerOf(const std::vector<JournalFindings>& journals, const JobFindings& job) {

@@ -224,9 +224,9 @@ int RunWatch(const WatchOptions& options, Output& out) {
 }
 
 void AddOptions(Arguments& arguments, WatchOptions& options) {
-  arguments.Add("--interval", "MS", options.interval_ms, "Look every so many milliseconds; default: 500, with --json 1000", 1);
+  arguments.Add("--interval", "MS", options.interval_ms, "Poll interval in milliseconds; default: 500, with --json 1000", 1);
   arguments.Flag("--once", options.once, "Print one picture and end; also of sessions that have ended");
-  AddJson(arguments, options.json, "One JSON object a look, each on a line");
+  AddJson(arguments, options.json, "One JSON object per poll, one per line");
 }
 
 }  // namespace

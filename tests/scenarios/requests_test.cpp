@@ -287,8 +287,8 @@ TEST_F(Named, ranks_that_have_not_met_are_one_job_by_one_launch_or_by_their_pids
   Start({"cuda", "load", "malloc", "barrier", "sleep=20000"});
   ASSERT_TRUE(UntilSaid("barrier:"));
   const Words all = {Pid(0), Pid(1), Pid(2)};
-  IsRefused({"pause", Pid(0)}, "is of a job of 3 ranks, and nothing says for certain which of these are the others", all);
-  IsRefused({"freeze", Pid(0)}, "nothing says for certain", all);
+  IsRefused({"pause", Pid(0)}, "is of a job of 3 ranks, and its other ranks cannot be identified yet", all);
+  IsRefused({"freeze", Pid(0)}, "its other ranks cannot be identified yet", all);
   IsRefused({"pause", job_.journals()}, "there are 3 living jobs", all);
   const Rank named = Tool({"pause", all[0], all[1], all[2], "--at-safepoint", "--deadline", "1"});
   EXPECT_EQ(named.status, 3) << "all were asked, and came to no safe point: " << named.err;
@@ -325,7 +325,7 @@ TEST_F(Named, ranks_whose_parent_is_pid_1_are_one_job_if_that_is_torchrun) {
     std::ifstream in(said);
     const std::string text(std::istreambuf_iterator<char>(in), {});
     const bool one_job = std::string(name) == "torchrun";
-    EXPECT_NE(text.find(one_job ? "status 3" : "nothing says for certain which of these are the others"), std::string::npos)
+    EXPECT_NE(text.find(one_job ? "status 3" : "its other ranks cannot be identified yet"), std::string::npos)
         << name << ": " << text;
   }
 }

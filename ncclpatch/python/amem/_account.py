@@ -25,8 +25,8 @@ class Held(NamedTuple):
 
 class Gpu(NamedTuple):
     """One GPU, in bytes. `used`: what the driver has given out on it, to all processes; None: it does not say. `taken`: what pauses have
-    taken, by tag. `left`: what is there, by whose or why; its sum is `used`: where more was counted, because it changed meanwhile or
-    two of these know of the same memory, a negative row says how much."""
+    taken, by tag. `left`: what is on the GPU, by owner or reason; it adds up to `used`. If more was counted, because memory changed
+    meanwhile or was counted twice, a negative row balances it."""
 
     device: int
     used: Any

@@ -246,8 +246,8 @@ def adopt(tensors: Any, tag: str, policy: str = "preserve") -> Adopted:
     others: List[Any] = []
     found = list(tensors_in(tensors, torch, others))  # once, because iterators give what they have once
     if policy == "discard" and any(isinstance(one, torch.nn.Parameter) for one in found):
-        _library.warn("amem.adopt: policy=\"discard\" does not save the parameters under the tag %r: after a pause and a resume they hold "
-                      "anything, and must be loaded anew" % tag)
+        _library.warn("amem.adopt: policy=\"discard\" does not save the parameters under the tag %r: after a pause and a resume their "
+                      "contents are undefined, and must be loaded again" % tag)
     storages = storages_of([*found, *others], torch, skipped)
     if skipped.keys() == {NO_TENSOR % type(tensors).__name__}:
         raise TypeError("amem.adopt takes tensors, a torch.nn.Module, or dicts and iterables of them, not %s; of an optimizer write optimizer.state"

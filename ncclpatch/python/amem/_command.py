@@ -186,7 +186,7 @@ def doctor(arguments):
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--nccl", metavar="PATH", action="append", default=[], help="a libnccl.so.2 to look at, too")
     one = parser.add_mutually_exclusive_group()
-    one.add_argument("--measure", action="store_true", help="what NCCL_CUMEM_ENABLE=0 and 1 hold and cost here")
+    one.add_argument("--measure", action="store_true", help="how much memory NCCL holds here, and how long it takes, with NCCL_CUMEM_ENABLE=0 and 1")
     one.add_argument("--prove", action="store_true", help="what a pause frees here, and with each setting that frees more, in jobs whose results are compared")
     parser.add_argument("--gpus", metavar="N", type=int, help="of --measure and --prove: how many GPUs, by default all")
     parser.add_argument("--ranks", metavar="N", type=int, help="of --prove: how many ranks, by default one for each GPU; more share GPUs, with NCCL 2.30 or later")

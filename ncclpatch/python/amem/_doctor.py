@@ -184,7 +184,7 @@ def scope(machine):
     if not preloaded and machine.variable("AMEM_ENABLE") == "1":
         return [note("scope", "nccl, without the preload: what other libraries share between processes is not seen, and a freeze only warns",
                      "`amem run -- COMMAND`, or AMEM_SCOPE=shared")]
-    return [ok("scope", "nccl: what other libraries share between processes is counted where they look the driver up, and a freeze refuses it by name")]
+    return [ok("scope", "nccl: memory that other libraries share between processes is counted if they find the driver's functions by dlsym, and a freeze refuses it by name")]
 
 
 # ---- GPU and NCCL
@@ -224,7 +224,7 @@ def nccl(machine, libraries):
         else:
             yield ok("NCCL", "%s, version %s" % (path, text))
     if len({version for _, version in libraries}) > 1:
-        yield note("NCCL", "there are several versions; a process may load more than one, and AMem takes in all of them")
+        yield note("NCCL", "there are several versions; a process may load more than one, and AMem covers all of them")
 
 
 @listed(ok("NCCL's settings", "nothing that keeps memory"))
@@ -242,11 +242,11 @@ def nccl_settings(machine, value):
     cards = machine.find("/sys/class/infiniband/*")
     uses_cards = cards and value("NCCL_IB_DISABLE") in ("", "0") and value("NCCL_NET").lower() != "socket"
     if uses_cards and machine.variable("AMEM_NETWORK") == "renew":
-        yield note("network cards", "%d here: with AMEM_NETWORK=renew what they hold of NCCL's buffers leaves in pauses on which all hosts agree, and never did on "
-                   "hardware" % len(cards), "pause with process_group=; amem.memory() says what each card holds")
+        yield note("network cards", "%d here: AMEM_NETWORK=renew is set, so NCCL's buffers that they hold are released in pauses on which all hosts agree; this has "
+                   "never run on hardware" % len(cards), "pause with process_group=; amem.memory() says what each card holds")
     elif uses_cards:
-        yield note("network cards", "%d here: in a job of several hosts they hold NCCL's buffers, which stay in a pause (AMEM_NETWORK=renew takes most; `amem doctor --prove --hosts FILE` tries it), some 100 to 400 MiB a "
-                   "GPU and communicator; in a job of one host nothing does" % len(cards), "amem.memory() says how much, by reason")
+        yield note("network cards", "%d here: in a job of several hosts they hold NCCL's buffers, which stay in a pause, some 50 to 400 MiB per GPU and communicator "
+                   "(AMEM_NETWORK=renew releases most; `amem doctor --prove --hosts FILE` tests it); in a job of one host none stay" % len(cards), "amem.memory() says how much, by reason")
     plugin = value("NCCL_NET_PLUGIN")
     if plugin not in ("", "none"):
         yield note("network plugin", "NCCL_NET_PLUGIN=%s: what it registers stays; under tables of unknown versions (known: networks 5 to 12, "
@@ -272,7 +272,7 @@ def limits(machine):
         found.append(warning("/dev/shm", "%s are free; NCCL may fail to start" % mib(shm), "start the container with --shm-size=1g or --ipc=host"))
     available = re.search(r"MemAvailable:\s*(\d+) kB", machine.read("/proc/meminfo"))
     if available and int(available.group(1)) < PINNED_KIB:
-        found.append(warning("host memory", "%d MiB are available, and a pause needs as much as is not zero of what it takes" % (int(available.group(1)) >> 10),
+        found.append(warning("host memory", "%d MiB are available; a pause needs as much as the nonzero contents that it saves" % (int(available.group(1)) >> 10),
                              "give the job more memory"))
     if machine.read("/sys/fs/selinux/enforce").strip() == "1":
         found.append(note("SELinux", "where it forbids execmod, NCCL's own names (ncclCommSuspend) are not redirected; ncclPause works",
@@ -343,5 +343,5 @@ def conclusion(findings):
         return "AMem cannot work here: %d problem%s." % (problems, "s" if problems > 1 else "")
     if any(finding.level == "note" and finding.subject == "GPU" for finding in findings):
         return ("There is no GPU here, so AMem frees nothing: jobs run as without it. `amem why` reads journals of other machines, and `amem demo` "
-                "shows a pause on the simulator. Nothing else stands in AMem's way.")
-    return "Nothing stands in AMem's way here."
+                "shows a pause on the simulator. No other problem was found.")
+    return "No problem was found: AMem can work here."

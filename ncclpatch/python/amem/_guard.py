@@ -7,7 +7,7 @@ in a session of its own, so that what is sent to a process group reaches this pr
 With `--park-on TERM` a job that runs is stopped between two launches of NCCL's before it gets SIGTERM, and stays so, with all its memory: its handlers run,
 and a SIGKILL at the end of a grace period meets no transfer. Where it cannot be parked it gets the signal all the same.
 
-Which ranks there are their open journals say, and how a freeze stands the journals' last step of it: neither needs an answer of a process.
+Open journals show which ranks exist, and their last freeze step shows the state of a freeze: no process needs to answer.
 What cannot be known is asked again for a while, and not taken for "runs". A job that is known to be frozen gets no signal at all, and while one is
 left behind by its command, the guard stays: as process 1 of a container it would take the ranks with it.
 """
@@ -102,7 +102,7 @@ class Guard:
                 if left:
                     return self._code if self._code >= 0 else 128 - self._code
                 if state != RUNS:
-                    say("the job %s, since %d s; it gets %s" % (state, waited, names))
+                    say("for %d s the job %s; it gets %s" % (waited, state, names))
                 self._deliver(signals, state)
                 continue
             if left:
@@ -315,7 +315,7 @@ class Guard:
             return False, "%s be parked (amem park %s), and gets %s as it is" % ("the job cannot" if left == ranks else "not all of the job can", refusal, names)
         if left:
             return False, "not all of the job was parked in time; it gets %s" % names
-        return all_seen, ("the job is parked, and gets %s" if all_seen else "the ranks that can be seen are parked, and perhaps not all of the job; it gets %s") % names
+        return all_seen, ("the job is parked, and gets %s" if all_seen else "all ranks found are parked, but some may be missing; the job gets %s") % names
 
     def _park_each(self, ranks, end):
         """(those of the ranks that are not known to be parked by then, what the tool has said of the first of them; None: nothing)"""

@@ -51,8 +51,8 @@ class Cuda:
     def check_version(self):
         version = tuple(map(int, re.findall(r"\d+", self.torch.__version__)[:2]))  # (2, 8) of "2.8.0a0+git1234"
         if not hasattr(self.torch.cuda, "MemPool") or version < OLDEST:
-            raise _calls.AmemError(5, "amem.pool needs PyTorch %d.%d or later, and this is %s: before it there is no torch.cuda.MemPool, or one "
-                                      "that takes the allocations of all threads and not of this one alone" % (*OLDEST, self.torch.__version__))
+            raise _calls.AmemError(5, "amem.pool needs PyTorch %d.%d or later, and this is %s: earlier versions have no torch.cuda.MemPool, or "
+                                      "one that captures the allocations of all threads" % (*OLDEST, self.torch.__version__))
 
     def pool_for_graphs(self, tag):
         self._captures = True
@@ -250,8 +250,8 @@ def capturing(tag: str) -> Iterator[Any]:
         _calls.check(_calls.lib.amem_pool_leave())
 
 
-ELSEWHERE = ("PyTorch took memory from elsewhere than the pool %r (is expandable_segments set in PYTORCH_CUDA_ALLOC_CONF, or "
-             "PYTORCH_NO_CUDA_MEMORY_CACHING, or another allocator in force?)")
+ELSEWHERE = ("PyTorch allocated outside the pool %r (is expandable_segments in PYTORCH_CUDA_ALLOC_CONF or "
+             "PYTORCH_NO_CUDA_MEMORY_CACHING set, or another allocator active?)")
 _landed = set()  # tags of which that was looked at
 
 

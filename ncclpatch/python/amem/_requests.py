@@ -36,7 +36,7 @@ def safepoint() -> None:
         train(batch)
         amem.safepoint()
 
-    `amem pause JOB` and `amem freeze JOB`, from a shell, are carried out at the step that has the same number in all ranks. While
+    `amem pause JOB` and `amem freeze JOB`, from a shell, take effect at the safe point with the same number in all ranks. While
     nothing is asked this costs well under a microsecond. Else it returns when the memory is back, and raises nothing when a pause
     from outside fails or is withdrawn: the job runs on as before. Signal handlers run meanwhile. One that raises (Ctrl-C) leaves the
     safe point; memory that is paused by then stays so, and the next safe point waits on.
@@ -47,7 +47,7 @@ def safepoint() -> None:
 
 
 def await_resume() -> None:
-    """Before a resume of NCCL's memory: waits while a request from outside stands, as the resume itself would, but for signals."""
+    """Before a resume of NCCL's memory: waits while a request from outside is active, as the resume itself would, but lets signal handlers run."""
     _wait(_safepoint(_BEFORE_RESUME), _BEFORE_RESUME)
 
 

@@ -30,10 +30,10 @@ class Freed(NamedTuple):
 
     already: the tags that were paused before, and that this pause left as they were.
     kept:    bytes of the other tags that had to stay on the GPU; amem.memory() has the reasons.
-    left:    bytes on the GPUs of these tags afterwards, by whose or why: "tag NAME" that runs on, the reasons of what is kept, and
+    left:    bytes on these GPUs afterwards, by owner or reason: "tag NAME" of tags that are not paused, the reason of kept memory, and
              OTHERS: the program's, contexts and modules, other processes'. amem.account() tells those apart.
     used:    what the driver had given out on these GPUs before: `bytes` and all of `left`, unless somebody allocated or freed meanwhile.
-    lost:    the tags of this pause whose contents are not saved (policy "discard"): after the resume they hold anything.
+    lost:    the tags of this pause whose contents are not saved (policy "discard"): after the resume their contents are undefined.
     """
 
     bytes: int
@@ -184,7 +184,8 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     stream:  a torch.cuda.Stream or its handle. Only its work is waited for. None: the pool's devices are waited for to be idle.
     process_group:  of torch.distributed, or an amem.StoreGroup; True: the default one. Then the pause is that of all its ranks on
              all hosts, each of which calls it with the same tags: when one fails or does not come, all that had paused resume again,
-             and the error names it. Agreed through the group's store, without a collective. What policy "discard" gave up is lost.
+             and the error names it. The ranks agree through the group's store, without a collective. If it fails, contents under
+             policy "discard" are lost.
              A rank that has no memory under AMem (no GPU, or AMEM_ENABLE=0) takes part with nothing.
     timeout: seconds that such a pause waits for the other ranks when its own part is done; default: nine eighths of AMEM_TIMEOUT_MS.
     hosts_idle: the GPUs of all ranks on all hosts have finished their work, and the caller has made sure of it: synchronize, then a
@@ -257,8 +258,8 @@ def wait(tag: str, stream: Any = None) -> None:
 
 
 class Want:
-    """One part of the program that wants tags paused, in the library's ledger (amem.h): a tag is paused while any want names it. The
-    methods are those of the module, which are the want of all plain calls (number 0). One thread at a time uses a want."""
+    """One part of the program that keeps tags paused, in the library's ledger (amem.h). A tag is paused while any want includes it; the
+    module's own functions, which have the same names, act as want 0. One thread at a time uses a want."""
 
     def __init__(self, number: Optional[int] = None) -> None:
         self._given = number
@@ -404,7 +405,7 @@ def _resume_part(by: Any, wait_for_memory: float, *tags: str) -> None:
 
 def _across_hosts(wait: bool, *cycle: Any) -> None:
     if not wait:
-        raise ValueError("with a process_group a pause or resume is waited for: all ranks have to agree that it succeeded")
+        raise ValueError("wait=False is not possible with process_group: all ranks have to agree that it succeeded")
     from . import _hosts
     if not _library.is_off(_calls.lib):
         _hosts.cycle(*cycle)

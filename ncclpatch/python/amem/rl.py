@@ -383,7 +383,7 @@ class RolloutOffload:
             self._bring_back()
         except BaseException:
             still = [row["tag"] for row in _tags.memory()["tags"] if row["tag"] in self._tags.to_resume() and row["state"] == "paused"]
-            _log.warning("the end of a rollout did not succeed; still paused, contents kept: %s. Call resume() again", ", ".join(still) or "nothing")
+            _log.warning("the resume after a rollout failed; these are still paused, contents saved: %s. Call resume() again", ", ".join(still) or "nothing")
             raise
 
     def _bring_back(self):
@@ -436,7 +436,7 @@ class RolloutOffload:
 
     def _before_step(self):
         if self._paused:
-            raise RuntimeError("RolloutOffload: optimizer.step() in a rollout, whose memory is not there until it ends; a step would fault")
+            raise RuntimeError("RolloutOffload: optimizer.step() in a rollout: the optimizer's memory is released until the rollout ends, and the step would fault")
         if "gradients" in self._tags.names:
             self._tensors.note_buckets()
         self.wait()

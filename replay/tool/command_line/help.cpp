@@ -109,7 +109,7 @@ std::vector<Listed> ListedCommands() {
   std::vector<Listed> all;
   if (program_name == "amem")
     all = {{"To begin", "run", "Starts a command with AMem in it: `amem run -- torchrun train.py`"},
-           {"To begin", "doctor", "Says what stands in AMem's way on this machine"},
+           {"To begin", "doctor", "Says what keeps AMem from working on this machine"},
            {"To begin", "demo", "Four processes pause and resume on a simulated GPU"}};
   for (const Command& c : AllCommands()) all.push_back({c.group, c.name, c.does});
   return all;

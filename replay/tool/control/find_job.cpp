@@ -145,15 +145,15 @@ Status CheckComplete(const JobOfLiving& job, const std::vector<Living>& living) 
   for (const JobOfLiving& probable : JobsOf(living, Ties::kProbable)) {
     if (probable.size() <= job.size() || std::ranges::find(probable, job.front()) == probable.end()) continue;
     return {Code::kRefused,
-            fmt::format("pid {} is of a job of {} ranks, and nothing says for certain which of these are the others, "
-                        "because they have not met yet: ask again later, or name all that are meant: {}{}",
+            fmt::format("pid {} is of a job of {} ranks, and its other ranks cannot be identified yet, because no "
+                        "memory or communicator that they share is known: try again later, or name the pids of all: {}{}",
                         PidsOf({job}), RanksOfLauncher(job), PidsOf({probable}), ListOf({probable}))};
   }
   return Status::Ok();
 }
 
-// Refused where one shares memory with a session that is not among them, as where its journals lie elsewhere: nobody would ask
-// that one, and a pause of the others would wait for it until the deadline.
+// Refused where one shares memory with a session that is not among them, as where its journals are in another directory: that
+// one would not be asked, and a pause of the others would wait for it until the deadline.
 Status CheckNeighbours(const FoundJob& found, const JobOfLiving& job, const std::filesystem::path& place) {
   std::set<SessionId> asked;
   for (const control::RankPlace& rank : found.ranks) asked.insert(rank.session);
@@ -162,8 +162,9 @@ Status CheckNeighbours(const FoundJob& found, const JobOfLiving& job, const std:
       if (asked.contains(session) || peer.group != one->ties.who.group) continue;
       return {
           Code::kRefused,
-          fmt::format("{} shares memory with {}, which is not among those that live by their journals under {}: nobody would "
-                      "ask it, and the others would stand still until their deadline; name a directory above all journals",
+          fmt::format("{} shares memory with {}, which is not among those that live by their journals under {}: that "
+                      "rank would not be asked, and the others would wait for it until their deadline; name a directory above "
+                      "all journals",
                       NameOf(one->ties.who),
                       NameOf({.session = session, .host = peer.host, .pid = peer.pid, .rank = peer.rank}), place.string())};
     }

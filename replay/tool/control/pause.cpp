@@ -267,7 +267,7 @@ void AddPark(Arguments& arguments, RequestOptions& options) { AddResume(argument
 void AddPause(Arguments& arguments, RequestOptions& options) {
   AddResume(arguments, options);
   arguments.Add("--at-step", "N", options.at_step,
-                "At the safe point of this number, which must lie ahead; of a job on many hosts the same on each");
+                "Stop at safe point N, which no rank may have reached yet; give the same N on each host");
   arguments.Flag("--tags,--all", options.tags,
                  "The program's tags as well, with all contents; under AMEM_SCOPE=all that is all its memory");
   AddWhere(arguments, options);
@@ -284,9 +284,9 @@ void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadl
 }
 
 void AddWhere(Arguments& arguments, RequestOptions& options) {
-  arguments.Flag("--at-safepoint", options.at_safepoint, "At a safe point, as by default");
+  arguments.Flag("--at-safepoint", options.at_safepoint, "Stop at a safe point, as by default");
   arguments.Flag("--between-launches", options.between_launches,
-                 "Between two launches of NCCL's, which a program without safe points has, too; seen on two GPUs so far");
+                 "Stop between two NCCL launches; needs no safe points; has run on two GPUs so far");
 }
 
 control::Where WhereOf(const RequestOptions& options) {
@@ -339,13 +339,14 @@ Command ResumeCommand() {
 }
 
 Command ParkCommand() {
-  return WithOptions<RequestOptions>({kLivingGroup, "park", "Stops a job between two launches of NCCL's, with all its memory",
-                                      "  amem park 4711\n"
-                                      "None of NCCL's kernels runs, and none starts before amem resume: for a kill that meets "
-                                      "no transfer. Programs run on until "
-                                      "they launch. Exit code 3: it does not stand, and runs as before.\n",
-                                      false},
-                                     AddPark, RunRequest<Asked::kPark>);
+  return WithOptions<RequestOptions>(
+      {kLivingGroup, "park", "Stops a job between two launches of NCCL's, with all its memory",
+       "  amem park 4711\n"
+       "No NCCL kernel runs or starts before amem resume, so that a kill interrupts no transfer. "
+       "Programs run on until they launch. Exit code 3: it could not be stopped, and runs as "
+       "before.\n",
+       false},
+      AddPark, RunRequest<Asked::kPark>);
 }
 
 }  // namespace amem::tool

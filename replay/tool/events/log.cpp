@@ -236,7 +236,7 @@ int RunLog(const LogOptions& given, Output& out) {
   if (options.follow) return Follow(sources, logger, options, out);
   const std::uint64_t wanted = LogAll(sources, logger, options, out);
   if (wanted == 0 && !AnyComplaint() && !options.json && !out.ReaderGone())
-    Note(fmt::format("None of the events of {} is wanted.", Plural(sources.size(), "session")));
+    Note(fmt::format("No event of {} matches.", Plural(sources.size(), "session")));
   return ReadAll();
 }
 
@@ -244,7 +244,7 @@ void AddOptions(Arguments& arguments, LogOptions& options) {
   AddJson(arguments, options.json, "One JSON object a line");
   arguments
       .Flag("-f,--follow", options.follow,
-            "Begin with the last 10, and go on with what live sessions do, as they do it; ends when they do")
+            "Print the last 10 events, then those of live sessions as they happen; ends with the sessions")
       .paged = false;
   arguments.Flag("--merge", options.merge, "All sessions in one order of time, each line with its rank");
   const auto take_kinds = [&kinds = options.wishes.kinds](const std::vector<std::string>& given) {
@@ -262,15 +262,16 @@ void AddOptions(Arguments& arguments, LogOptions& options) {
   arguments.Take("--grep", "PATTERN", "Only events whose sentence matches this extended regular expression", take_pattern);
   arguments.Add("--allocation", "ID", options.wishes.allocation,
                 "Only what is about this allocation, or an address while it is there");
-  AddPosition(arguments, "--from", options.from,
-              "Only from there on: an event (--from=#17, or 2#17 of rank 2: in all sessions from then on), seconds since the "
-              "session's opening, \"10 min ago\", or \"2026-11-21 "
-              "20:20:58\", in local time unless UTC or +0100 is behind it")
+  AddPosition(
+      arguments, "--from", options.from,
+      "Only from this position on: an event (--from=#17, or 2#17 of rank 2: in all sessions from then on), seconds since the "
+      "session's opening, \"10 min ago\", or \"2026-11-21 "
+      "20:20:58\", in local time unless UTC or +0100 is behind it")
       .several = true;
-  AddPosition(arguments, "--to", options.to, "Only up to there").several = true;
+  AddPosition(arguments, "--to", options.to, "Only up to this position").several = true;
   arguments.Add("-n,--last", "N", options.last, "Only the last N of those, of each session, or with --merge of all");
   arguments.Flag("--wall", options.wall, "The local date and time of each event in place of seconds since the opening");
-  arguments.Add("--interval", "MS", options.interval_ms, "With -f: look every so many milliseconds; 200 by default", 1);
+  arguments.Add("--interval", "MS", options.interval_ms, "With -f: poll interval in milliseconds; 200 by default", 1);
 }
 
 }  // namespace

@@ -180,8 +180,8 @@ int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forwa
 
 void AddCommon(Arguments& arguments, FreezeCommandOptions& options) {
   AddRequest(arguments, options, "How long the ranks may take to come to the pause, or to resume; default: 60");
-  arguments.Flag("--continue", options.go_on, "Finish what another tool has begun, and died");
-  arguments.Flag("--undo", options.undo, "Go back from what another tool has begun, and died");
+  arguments.Flag("--continue", options.go_on, "Complete a freeze or thaw whose command died");
+  arguments.Flag("--undo", options.undo, "Undo a freeze or thaw whose command died");
   AddJson(arguments, options.json);
 }
 
@@ -190,7 +190,7 @@ void AddFreeze(Arguments& arguments, FreezeCommandOptions& options) {
   arguments.Add("--at-step", "N", options.at_step,
                 "The safe point to pause at, if it is still to come: the same N on each host");
   AddWhere(arguments, options);
-  arguments.Flag("--this-host", options.this_host, "The job has processes on other hosts, which are frozen there");
+  arguments.Flag("--this-host", options.this_host, "Freeze only this host's processes; those on other hosts are frozen there");
   arguments.Flag("--others-stay", options.others_stay, "Processes beside the ranks that use GPUs stay as they are");
 }
 

@@ -291,7 +291,7 @@ class Adopt(unittest.TestCase):
 
     def test_memory_that_lands_elsewhere_is_said(self):
         self.side.lose = True
-        with self.assertRaisesRegex(amem.AmemError, "memory from elsewhere than the pool 'a'"):
+        with self.assertRaisesRegex(amem.AmemError, "allocated outside the pool 'a'"):
             amem.adopt(torch.zeros(4), "a")
         self.side.lose, self.library.bypassed = False, True
         with self.assertRaisesRegex(amem.AmemError, "expandable_segments"):

@@ -138,7 +138,7 @@ class Doctor(unittest.TestCase):
         self.assertIn("driver 580.159.04", " ".join(finding.text for finding in found))
 
     def test_the_last_line_says_what_follows(self):
-        self.assertEqual(_doctor.conclusion(examined()), "Nothing stands in AMem's way here.")
+        self.assertEqual(_doctor.conclusion(examined()), "No problem was found: AMem can work here.")
         without_gpu = _doctor.conclusion(examined(BROKEN["no GPU"][0]))
         for words in ("no GPU", "frees nothing", "amem why", "amem demo"):
             self.assertIn(words, without_gpu)
@@ -164,7 +164,7 @@ class Doctor(unittest.TestCase):
             self.assertEqual([(f.level, text in f.text, bool(f.remedy) or level == "note") for f in bad], [(level, True, True)], bad)
 
     def test_the_scope_says_what_a_freeze_will_know(self):
-        for variables, level, word in (({}, "ok", "where they look the driver up"), ({"AMEM_SCOPE": "shared"}, "ok", "shares by cudaIpc or descriptors"),
+        for variables, level, word in (({}, "ok", "find the driver's functions by dlsym"), ({"AMEM_SCOPE": "shared"}, "ok", "shares by cudaIpc or descriptors"),
                                        ({"AMEM_SCOPE": "shared", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "ok", "shares by cudaIpc or descriptors"),
                                        ({"AMEM_SCOPE": "all"}, "ok", "under the tag program"),
                                        ({"AMEM_SCOPE": "all", "LD_PRELOAD": "", "AMEM_ENABLE": "1"}, "note", "before AMem is attached")):

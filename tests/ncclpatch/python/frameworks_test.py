@@ -147,10 +147,10 @@ class Vllm(OnTheFake):
             worker.execute_model(step)
             worker.sleep(1)
             worker.execute_model(nothing)
-            with self.assertRaisesRegex(RuntimeError, "while it sleeps: weights, runtime, kv_cache of its memory is paused"):
+            with self.assertRaisesRegex(RuntimeError, "while asleep: its memory under weights, runtime, kv_cache is paused"):
                 worker.execute_model(step)
             worker.wake_up(["weights"])
-            with self.assertRaisesRegex(RuntimeError, "while it sleeps: kv_cache of its memory"):
+            with self.assertRaisesRegex(RuntimeError, "while asleep: its memory under kv_cache"):
                 worker.execute_model(step)
             worker.wake_up(["kv_cache"])
             worker.execute_model(step)

@@ -511,7 +511,7 @@ class Chosen(unittest.TestCase):
         variables, said = self.chosen()
         self.assertEqual(variables, self.NVLS)
         self.assertIn("AMEM_NVLS=release, by the proof of 2026-01-01", said)
-        self.assertIn("yours to set, because it depends on what the program does while it is paused: AMEM_USER_MEMORY=release", said)
+        self.assertIn("also proved, but set them yourself, because whether they are safe depends on what the program does while it is paused: AMEM_USER_MEMORY=release", said)
         self.assertNotIn("NETWORK", said)
 
     def test_what_was_proved_each_alone_is_set_only_if_it_was_proved_together(self):
@@ -519,7 +519,7 @@ class Chosen(unittest.TestCase):
         for outcome, variables in (("proved", both), ("hung", {}), (None, {})):
             _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "proved"), *([(both, outcome)] if outcome else [])))
             self.assertEqual(self.chosen()[0], variables, outcome)
-        self.assertIn("AMEM_NVLS=release, AMEM_NETWORK=renew, was not proved as it is: none is set", self.chosen()[1])
+        self.assertIn("AMEM_NVLS=release, AMEM_NETWORK=renew, was not proved: none is set", self.chosen()[1])
 
     def test_what_is_set_already_counts_in_the_combination(self):
         both = {**self.NVLS, **self.NETWORK}
@@ -527,7 +527,7 @@ class Chosen(unittest.TestCase):
         for environment in (self.NETWORK, {**self.NETWORK, "AMEM_NVLS": ""}, {"AMEM_NVLS": "keep", "AMEM_SCOPE": "all"}, {"AMEM_NVLS": "keep", **self.USER}):
             variables, said = self.chosen(environment=environment)
             self.assertEqual(variables, {}, environment)
-            self.assertIn("was not proved as it is: none is set", said)
+            self.assertIn("was not proved: none is set", said)
         self.assertEqual(self.chosen(environment={"AMEM_NVLS": "keep", "AMEM_SCOPE": "nccl"})[0], self.NETWORK)
         _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "proved"), (both, "proved")))
         self.assertEqual(self.chosen(environment=self.NETWORK)[0], self.NVLS)
@@ -537,7 +537,7 @@ class Chosen(unittest.TestCase):
         _proofs.keep(kept_answer((self.NVLS, "proved"), (self.NETWORK, "hung"), complete=False, when="2026-02-01T00:00:00Z"))
         variables, said = self.chosen()
         self.assertEqual(variables, {})
-        self.assertIn("something failed in it, and it was cut short", said)
+        self.assertIn("a run of that proof failed, and the proof was incomplete", said)
 
     def test_the_nccl_that_a_proof_is_of_is_said(self):
         _proofs.keep(kept_answer((self.NVLS, "proved")))
@@ -603,7 +603,7 @@ class Chosen(unittest.TestCase):
         self.assertLessEqual({"AMEM_NVLS=release", "AMEM_PROVED=2.28.9"}, set(done.stdout.splitlines()))
         done = run("--scope", "all")
         self.assertNotIn("AMEM_NVLS=release", done.stdout.splitlines(), "it was not proved with that scope")
-        self.assertIn("AMEM_NVLS=release, AMEM_SCOPE=all, was not proved as it is", done.stderr)
+        self.assertIn("AMEM_NVLS=release, AMEM_SCOPE=all, was not proved", done.stderr)
 
 
 if __name__ == "__main__":

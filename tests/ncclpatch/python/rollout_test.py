@@ -423,7 +423,7 @@ class Failures(WithTheFake):
         with mock.patch.object(amem._tags.Want, "resume", interrupted):
             with self.assertLogs("amem", "WARNING") as logged, self.assertRaises(KeyboardInterrupt), self.offload.rollout():
                 pass
-            self.assertIn("still paused, contents kept: %s, %s. Call resume() again" % (PARAMETERS, OPTIMIZER), logged.output[0])
+            self.assertIn("still paused, contents saved: %s, %s. Call resume() again" % (PARAMETERS, OPTIMIZER), logged.output[0])
             self.interrupt = False
             self.offload.resume()
         self.optimizer.step()

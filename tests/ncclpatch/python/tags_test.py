@@ -382,7 +382,7 @@ class MemPools(OnTheFake):
             self.library.sizes = {"cache": 1 << 20}
             with amem.pool("cache"):
                 self.torch.allocated += 1000
-        self.assertEqual([str(one.message)[:69] for one in said], ["amem.pool: PyTorch took memory from elsewhere than the pool 'weights'"])
+        self.assertEqual([str(one.message)[:55] for one in said], ["amem.pool: PyTorch allocated outside the pool 'weights'"])
         self.assertTrue(str(said[0].message).endswith("; a pause will not free it"))
         self.assertEqual(said[0].filename, __file__)
 

@@ -900,7 +900,7 @@ TEST_F(Commands, dates_are_local_unless_they_have_a_zone) {
 TEST_F(Commands, what_is_asked_in_vain_says_so) {
   const Ran nothing = Shell("$TOOL log $OK --allocation 999");
   EXPECT_EQ(nothing.code, 0);
-  EXPECT_HAS(nothing.err, "None of the events of 4 sessions is wanted.");
+  EXPECT_HAS(nothing.err, "No event of 4 sessions matches.");
   EXPECT_EQ(Shell("$TOOL log --json $OK --allocation 999").err, "") << "for programs nothing is an answer";
   const Ran file = Shell("echo text > $S/file; $TOOL why $S/file");
   EXPECT_EQ(file.code, 2);

@@ -1,4 +1,4 @@
-"""`amem doctor --measure`: what NCCL_CUMEM_ENABLE=0 and 1 hold and cost on this machine, by a small job with each, under AMem.
+"""`amem doctor --measure`: how much memory NCCL holds, and how long it takes, with NCCL_CUMEM_ENABLE=0 and 1, by a small job with each, under AMem.
 
 The job makes communicators over all visible GPUs, reduces, pauses and resumes, and compares the sums. Each setting runs twice, in turns,
 because start-ups differ by whatever else the machine does.

@@ -109,7 +109,7 @@ def _text(variables: Mapping[str, str], between: str = ", ") -> str:
 def _of(answer: Dict[str, Any], environment: Dict[str, str], library: str) -> Tuple[Dict[str, str], List[str]]:
     of_nccl = "by the proof of %s for NCCL %s (%s)" % (answer["when"], answer["nccl"]["version"], library)
     if not answer["complete"]:
-        return {}, ["nothing is set, %s: something failed in it, and it was cut short. Run `amem doctor --prove` anew" % of_nccl]
+        return {}, ["nothing is set, %s: a run of that proof failed, and the proof was incomplete. Run `amem doctor --prove` anew" % of_nccl]
     proved = [row for row in answer["settings"] if row["outcome"] == "proved"]
     rows = [row for row in proved if row["variables"]]
     of_the_machine = [row for row in rows if set(row["variables"]) <= set(OF_THE_MACHINE)]
@@ -120,12 +120,12 @@ def _of(answer: Dict[str, Any], environment: Dict[str, str], library: str) -> Tu
     variables = {name: value for name, value in wanted.items() if name not in taken}
     together = effective({**environment, **variables})  # what the command would run with
     if variables and not any(row["variables"] == together for row in proved):
-        said.append("what the command would run with then, %s, was not proved as it is: none is set" % _text(together))
+        said.append("the resulting combination, %s, was not proved: none is set" % _text(together))
         variables = {}
     said.insert(0, "%s, %s" % (_text(variables, " ") or "nothing is set", of_nccl))
     if variables:
         variables[PROVED_FOR] = answer["nccl"]["version"]
         said.append("a process of the command that loads another NCCL runs without them, and says so")
     if others := [row["setting"] for row in rows if row not in of_the_machine]:
-        said.append("proved as well, and yours to set, because it depends on what the program does while it is paused: %s" % ", ".join(others))
+        said.append("also proved, but set them yourself, because whether they are safe depends on what the program does while it is paused: %s" % ", ".join(others))
     return variables, said

@@ -145,7 +145,7 @@ def guard(worker):
     def guarded(output, *arguments, **named):
         allocator = _allocator()
         if getattr(allocator, "away", None) and getattr(output, "total_num_scheduled_tokens", 1):
-            raise RuntimeError("vLLM was asked for a step while it sleeps: %s of its memory is paused; wake_up() brings all of it back"
+            raise RuntimeError("vLLM was asked for a step while asleep: its memory under %s is paused; wake_up() restores all of it"
                                % ", ".join(name[len(PREFIX):] for name in allocator.away))
         return execute(output, *arguments, **named)
 

@@ -92,7 +92,7 @@ CandidateCause& CauseSearch::AddWitnessed(Weight weight, VerdictKind kind, Sessi
                                                 .record = {.seq = at.seq}});
 }
 
-// Whether all are known to have ended. Of one journal alone, those that it shared memory with count as well.
+// Whether all processes are known to have ended. Where one journal alone was given, also those that it shared memory with.
 bool CauseSearch::AllEnded() const {
   if (roster.journals().size() != 1) return true;
   const SessionStory& j = roster.journals().front();
@@ -102,8 +102,8 @@ bool CauseSearch::AllEnded() const {
   return ended.size() > 1 && std::ranges::includes(ended, sharing);
 }
 
-// It gave up an arrival because another one was gone, before it had noted whose connection that was. Journals of older builds
-// do not name it: then it is the one that is dead and has not said so itself.
+// A session gave up its arrival because another had ended, before it noted whose connection was lost. Journals of older builds
+// do not name that other: then it is the one that is dead and did not give up itself.
 void CauseSearch::WitnessAtArrival(const SessionStory& j) {
   const auto gave_up = [](const SessionStory& one) {
     return !one.Last().begun && one.Last().end == Attempt::End::kFailed && one.Last().code == Code::kPeerLost;
@@ -195,8 +195,8 @@ const Progress& CauseSearch::ProgressOfSession(const SessionStory& j) {
   return at->second;
 }
 
-// What was wrong before a process ended is not that process's fault: as a rule the launcher, or a person, ended it because of
-// it. So it is with the end of another process, unless this one ended in the middle of a pause or resume.
+// A process that ended after something else had gone wrong is not the cause: as a rule the launcher, or a person, ended it. The
+// same holds where another process had ended before, unless this one ended in the middle of a pause or resume.
 void CauseSearch::DemoteEnds() {
   std::uint64_t earliest = UINT64_MAX, first_noticed = UINT64_MAX;
   for (const CandidateCause& c : candidates) {

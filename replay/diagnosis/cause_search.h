@@ -17,7 +17,8 @@
 namespace amem {
 
 struct CandidateCause {
-  // How well it explains what went wrong: of two candidates the one named first here is believed, and of equals the earlier.
+  // How well it explains what went wrong. Of two candidates the one whose weight comes first here is believed, of equals the
+  // earlier.
   enum class Weight : std::uint8_t {
     kCause = 0,     // a step, a process or a journal failed by itself
     kAbsence,       // a session did not do what others waited for
@@ -134,27 +135,27 @@ struct CauseSearch {
   std::map<SessionId, LastSight> end_sights_;  // of those that had ended
 };
 
-// What is looked for in each journal; what is found is added to the candidates.
+// The searches in one journal. Each adds the candidates that it finds.
 using SearchOfOne = void(CauseSearch& s, const SessionStory& j);
 SearchOfOne FailedStep, FailedVote, Broken, Undone, FailedPools, RefusedLaunch;  // search_failures.cpp
 SearchOfOne Awaited, StalledPools;                                               // search_waits.cpp
 SearchOfOne VoteOfAnother, FailedArrival, LongArrival, Waiting;                  // search_without_board.cpp
 SearchOfOne Death, Leaving;                                                      // search_ends.cpp
-// And in all of them together.
+// The searches in all journals together.
 void Ballots(CauseSearch& s);  // search_ballots.cpp
 void EndsOfAbsent(CauseSearch& s);
 void Disagreements(CauseSearch& s);
 void Unmade(CauseSearch& s);
 
-// Whether what was tried last was agreed on a board, as this journal or that of another member which tried it says.
+// Whether the last attempt was agreed on a board, by this journal or that of another member of it.
 bool OnBoard(const CauseSearch& s, const SessionStory& j);
-// Whether Ballots tells why it failed, and for whom it waits. A set that changed is neither.
+// Whether Ballots finds why the attempt failed, and for whom it waits. A change of the set is neither.
 bool FailedOnBoard(const Attempt& attempt);
 bool WaitsOnBoard(CauseSearch& s, const SessionStory& j);
-// Whether it has done nothing for long in the attempt that it is in.
+// Whether it has recorded no progress in its open attempt for kPatience_ns.
 bool IsSilent(CauseSearch& s, const SessionStory& j);
 void TooLate(CauseSearch& s, const SessionStory& j, const Attempt& attempt);
-// It is in an attempt, and has recorded nothing since.
+// Its open attempt has made no progress since.
 CandidateCause& Stalled(CauseSearch& s, const SessionStory& j, const Moment& since);
 template <class Range, class Value, class Projection = std::identity>
 bool Contains(const Range& range, const Value& value, Projection projection = {}) {

@@ -2,9 +2,9 @@
 // behind `amem-replay why`.
 //
 // The journals are put on one timeline. Then the first divergence is looked for: the earliest fact on any rank that explains
-// why the last pause or resume did not complete. What other ranks record because of it is told as its consequence. Plain
-// functions over readers; nothing is written. Journals of live processes can be read as well, and are told apart from those of
-// dead ones.
+// why the last pause or resume did not complete. What other ranks record because of it is its consequence. Plain
+// functions over readers; nothing is written. Journals of live processes can be read as well, and are distinguished from those
+// of dead ones.
 #pragma once
 
 #include <filesystem>

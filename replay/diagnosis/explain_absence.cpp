@@ -14,7 +14,7 @@ using Role = Evidence::Role;
 
 constexpr std::size_t kWaitingMost = 16;  // whose events are shown
 
-// The wait for the others, of a session that waited when the one of the cause did. Null: it did not.
+// That session's wait for the others, at the time of the cause's. Null: it did not wait then.
 const Attempt* WaitOf(const Explanation& e, const SessionStory& j) {
   const std::uint64_t from = e.cause.wall_ns, until = from + e.cause.wait.waited_ns;
   for (auto attempt = j.attempts.rbegin(); attempt != j.attempts.rend(); ++attempt) {
@@ -25,7 +25,7 @@ const Attempt* WaitOf(const Explanation& e, const SessionStory& j) {
   return nullptr;
 }
 
-// The sessions that joined and saw the cycle not begin.
+// The sessions that joined the cycle, which did not begin.
 std::vector<SessionId> AddWaiting(Explanation& e) {
   std::vector<SessionId> waiting;
   const std::vector<SessionId> absent = e.Named();
@@ -42,7 +42,7 @@ std::vector<SessionId> AddWaiting(Explanation& e) {
   return waiting;
 }
 
-// When a session that others had waited for joined after all; 0: it did not, as far as known.
+// When a session that others had waited for joined after all; told_by null: as far as is known it did not.
 struct LateArrival {
   const SessionStory* told_by = nullptr;
   Moment at;
@@ -101,7 +101,7 @@ void SayWhereabouts(Explanation& e, SessionId session, const LateArrival& late) 
     const std::string after = DurationText(when - std::min(when, gave_up));
     if (j != nullptr) e.Say(fmt::format("{} called {} {} after that.", Capitalized(e.names.Name(session)), e.Call(), after));
     if (j == nullptr)
-      e.Say(fmt::format("{} was heard to have called {} {} after that.", Capitalized(e.names.Name(session)), e.Call(), after));
+      e.Say(fmt::format("According to others {} called {} {} after that.", e.names.Name(session), e.Call(), after));
     e.AddEvidence(*late.told_by, late.at, Role::kCause,
                   fmt::format("{} after they had given up: {} joined {}", after, e.names.ShortName(session), e.Cycle()));
     e.verdict.seq = late.at.seq;
@@ -117,7 +117,7 @@ void SayWhereabouts(Explanation& e, SessionId session, const LateArrival& late) 
     text = fmt::format("its last event before that is {}number {} ({}), {} earlier", before->exact ? "" : "about ",
                        before->seq.value, before->kind, DurationText(e.cause.wall_ns - e.roster.Wall(*j, before->time_ns)));
     const std::uint64_t since = j->last.seq.value - before->seq.value;
-    text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + " but no arrival";
+    text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + ", none of which is a call of it";
   }
   e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.names.Name(session)), e.Call(), text,
                     PresenceText(e.roster, *j)));
@@ -129,7 +129,7 @@ void SayWhereabouts(Explanation& e, SessionId session, const LateArrival& late) 
   if (!e.verdict.seq) e.verdict.seq = shown.seq;
 }
 
-// Its last attempt is open: it is there still, or was when its journal ended.
+// Its last attempt is open: the session is still in it, or was when its journal ended.
 void SayWhereItHangs(Explanation& e, const SessionStory& j, const Progress& progress) {
   const Moment since = progress.since ? progress.since : j.last;
   e.verdict.seq = since.seq;
@@ -148,7 +148,7 @@ void SayWhereItHangs(Explanation& e, const SessionStory& j, const Progress& prog
   }
 }
 
-// It went on in the end, too late for the others.
+// The session did its part in the end, too late for the others.
 void SayWhatTookLong(Explanation& e, const SessionStory& j) {
   const Attempt::Silence& silence = e.cause.attempt->silence;
   e.verdict.headline = fmt::format("{} waited for {}", Capitalized(e.Cycle()), e.names.ShortName(e.cause.session));
@@ -160,7 +160,7 @@ void SayWhatTookLong(Explanation& e, const SessionStory& j) {
   }
   if (silence.phase) e.verdict.phase = silence.phase;
   const std::string duration = DurationText(silence.ns());
-  std::string longest = "its longest silence lasted " + duration;
+  std::string longest = "its longest gap between events was " + duration;
   if (silence.step) {
     e.TakeStep(j, *silence.step);
     longest = fmt::format("its longest step, \"{}\", took {}", ToText(*silence.step), duration);
@@ -172,7 +172,7 @@ void SayWhatTookLong(Explanation& e, const SessionStory& j) {
   e.AddEvidence(j, silence.from, Role::kCause, longest);
 }
 
-// What its threads did when it ran out of patience itself.
+// What its threads did when its own deadline passed.
 void SayThreads(Explanation& e, const SessionStory& j) {
   constexpr std::size_t kShown = 4;
   std::size_t shown = 0;
@@ -188,7 +188,7 @@ void SayThreads(Explanation& e, const SessionStory& j) {
 
 }  // namespace
 
-// It came after a wait that only its own journal tells of.
+// The session came after a wait that only its own journal has recorded.
 static void ExplainCameLate(Explanation& e) {
   const SessionStory& j = *e.cause.witness.journal;
   const std::string who = e.NamesOfAll(),
@@ -197,8 +197,8 @@ static void ExplainCameLate(Explanation& e) {
   e.verdict.seq = e.cause.attempt->arrived.seq;
   e.Say(fmt::format("{} had waited for it since {} or before; it called {} {} later, and waited for them in vain.",
                     Capitalized(others), WallText(e.cause.wall_ns), e.Call(), DurationText(e.cause.wait.waited_ns)));
-  e.Say(Sentence("it was told: " + e.cause.attempt->failure));
-  e.AddEvidence(j, e.cause.attempt->asked_before, Role::kContext, others + " had come to " + e.Cycle() + " and waited for it");
+  e.Say(Sentence("it reported: " + e.cause.attempt->failure));
+  e.AddEvidence(j, e.cause.attempt->asked_before, Role::kContext, others + " had joined " + e.Cycle() + " and waited for it");
   e.AddEvidence(j, e.cause.attempt->arrived, Role::kCause, "joined " + e.Cycle());
   e.AddEvidence(j, e.cause.attempt->ended, Role::kConsequence, "gave up: " + e.cause.attempt->failure);
   e.Recommend(Action::kCallInTime, Remedy::Outlook::kCallAgain);
@@ -218,7 +218,7 @@ std::vector<SessionId> AllWaiting(Explanation& e) {
   if (!waiting.empty()) return waiting;
   waiting.assign(e.cause.attempt->asking.begin(), e.cause.attempt->asking.end());
   e.AddEvidence(*e.cause.witness.journal, e.cause.attempt->arrived, Role::kContext,
-                e.names.Names(waiting) + " had come to " + e.Cycle() + " and waited for others");
+                e.names.Names(waiting) + " had joined " + e.Cycle() + " and waited for others");
   return waiting;
 }
 
@@ -227,7 +227,7 @@ void SayWait(Explanation& e, const std::vector<SessionId>& waiting) {
   const std::string_view verb = !e.cause.live ? "waited" : one ? "has been waiting" : "have been waiting";
   e.Say(fmt::format("{} {} for {} since {} for {} to join {}.", Capitalized(e.names.Names(waiting)), verb,
                     DurationText(e.cause.wait.waited_ns), WallText(e.cause.wall_ns), e.NamesOfAll(), e.Cycle()));
-  if (!e.cause.record.message.empty()) e.Say((one ? "It was told: " : "They were told: ") + Sentence(e.cause.record.message));
+  if (!e.cause.record.message.empty()) e.Say((one ? "It reported: " : "They reported: ") + Sentence(e.cause.record.message));
 }
 
 // What the absent sessions did instead. True: all joined it in the end, too late.
@@ -273,7 +273,7 @@ static bool OfOtherGroup(const CandidateCause& cause) {
   return std::holds_alternative<CandidateCause::OtherGroup>(cause.detail);
 }
 
-// What kept a pause or resume from beginning, by the code of its failure.
+// What prevented a pause or resume from beginning, by the code of its failure.
 static void RecommendForRefusal(Explanation& e) {
   const SessionStory& j = *e.cause.witness.journal;
   if (OfOtherGroup(e.cause)) {
@@ -328,7 +328,7 @@ void ExplainRefused(Explanation& e) {
       e.cause.session == e.cause.witness.journal->session()) {
     std::vector<SessionId> others;
     for (const CycleMember& who : e.cause.attempt->culprits) others.push_back(who.session);
-    e.Say(fmt::format("{} had come to it, too, and had given up by then; AMEM_TIMEOUT_MS may be shorter there.",
+    e.Say(fmt::format("{} had joined it, too, and had given up by then; AMEM_TIMEOUT_MS may be shorter there.",
                       Capitalized(e.names.Names(others))));
   }
   for (const SessionId session : OfOtherGroup(e.cause) ? e.Named() : std::vector<SessionId>{}) {
@@ -349,15 +349,15 @@ static void SayTagsBehind(Explanation& e, const SessionStory& j) {
     if (pool.tag != e.cause.attempt->tag && pool.lifecycle != Lifecycle::kRunning) behind.push_back(pool.tag);
   if (behind.empty()) return;
   const bool several = behind.size() > 1;
-  e.Say(
-      fmt::format("{} {} of the same process {} not resident either; {} resume that was asked for without waiting comes after "
-                  "this one.",
-                  several ? "Tags" : "Tag", fmt::join(behind, ", "), several ? "are" : "is", several ? "their" : "its"));
+  e.Say(fmt::format(
+      "{} {} of the same process {} not resident either; a resume of {} that does not wait (wait=False) is queued behind "
+      "this one.",
+      several ? "Tags" : "Tag", fmt::join(behind, ", "), several ? "are" : "is", several ? "them" : "it"));
 }
 
 namespace {
 
-// In which it hangs, as its own journal, the board or the witness has it.
+// The phase in which it hangs: by its own journal, else by the board, else by the witness.
 std::optional<PhaseKind> StalledPhase(const Explanation& e, const Progress& progress) {
   const SessionStory* const witness = e.cause.witness.journal;
   const BallotShown* const shown = e.cause.record.shown;
@@ -367,11 +367,11 @@ std::optional<PhaseKind> StalledPhase(const Explanation& e, const Progress& prog
   return std::nullopt;
 }
 
-// ", which is at "import allocation 3""; empty: no step of it is known.
+// ", which is at the step "import allocation 3""; empty: no step of it is known.
 std::string StepText(const Explanation& e) {
   if (!e.verdict.step) return {};
-  const std::string which = e.cause.together.empty() ? "which" : "of which " + e.names.ShortName(e.cause.session);
-  return fmt::format(", {} is at \"{}\"", which, ToText(*e.verdict.step));
+  const std::string who = e.cause.together.empty() ? ", which" : "; " + e.names.ShortName(e.cause.session);
+  return fmt::format("{} is at the step \"{}\"", who, ToText(*e.verdict.step));
 }
 
 std::string ProcessesText(const Explanation& e) { return e.cause.together.empty() ? e.verdict.process : e.NamesOfAll(); }
@@ -384,7 +384,7 @@ void SayStalledPool(Explanation& e) {
   e.Say(fmt::format("{} on {}{}.", cycle, ProcessesText(e), phase));
 }
 
-// Those that wait for a session say so.
+// Other members wait for the session.
 void SayStalledMember(Explanation& e) {
   e.verdict.headline =
       fmt::format("{} {} for {}{}", Capitalized(e.Cycle()), e.cause.live ? "waits" : "waited", e.NamesOfAll(), StepText(e));
@@ -412,7 +412,7 @@ void ExplainStalled(Explanation& e) {
     of_pool || j->OpenAttempt() != nullptr ? SayWhereItHangs(e, *j, progress) : SayWhatTookLong(e, *j);
   }
   if (of_pool && e.cause.attempt->kind == CycleKind::kResume) SayTagsBehind(e, *j);
-  if (!e.cause.record.message.empty()) e.Say("The others were told: " + Sentence(e.cause.record.message));
+  if (!e.cause.record.message.empty()) e.Say("The others reported: " + Sentence(e.cause.record.message));
   e.SaySight(e.cause.session);
   if (j != nullptr) SayThreads(e, *j);
   e.Recommend(Action::kExamineProcess);

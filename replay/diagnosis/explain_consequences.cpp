@@ -37,7 +37,7 @@ void AddMember(Explanation& e, const SessionStory& j, Others& others) {
       const bool known = attempt.decided->culprit == e.cause.session && e.cause.attempt->failed_step;
       e.AddEvidence(
           j, attempt.decided->at, Role::kConsequence,
-          "was told: " + (known ? fmt::format("{} failed in phase {}", e.verdict.process, ToText(attempt.decided->phase))
+          "reported: " + (known ? fmt::format("{} failed in phase {}", e.verdict.process, ToText(attempt.decided->phase))
                                 : attempt.decided->message));
     } else {
       e.AddEvidence(j, attempt.failed_step->at, Role::kConsequence, "step failed: " + attempt.failed_step->message);
@@ -76,7 +76,7 @@ Others AddOthers(Explanation& e) {
   return others;
 }
 
-// Some are neither running nor paused. Where nothing speaks against it a resume brings them back.
+// For members that are neither running nor paused: unless memory is lost or a context is dead, a resume brings them back.
 void RecommendForHalfWay(Explanation& e) {
   Remedy& remedy = e.verdict.remedy;
   if (e.cause.kind == VerdictKind::kDied) {
@@ -168,7 +168,7 @@ struct PresentText {
   Present present{};
   std::string_view one, many, one_packed, many_packed;
 };
-// In the order in which they are told.
+// In the order of the sentence.
 constexpr std::array<PresentText, 4> kPresentTexts = {{
     {Present::kRunning, " is running", " are running", " was running", " were running"},
     {Present::kPaused, " is paused with its contents kept", " are paused with their contents kept",

@@ -74,8 +74,9 @@ void ExplainLeft(Explanation& e) {
                                ? "in the middle of " + e.Cycle()
                                : fmt::format("while it was {}", ToText(closing.before));
   const std::string code = closing.event.exit_code >= 0 ? fmt::format(" with exit code {}", closing.event.exit_code) : "";
+  const std::string status = closing.event.exit_code >= 0 ? fmt::format(" with code {}", closing.event.exit_code) : "";
   e.verdict.seq = closing.at.seq;
-  e.verdict.headline = fmt::format("{} left{}, {}", Capitalized(e.NamesOfAll()), code, when);
+  e.verdict.headline = fmt::format("{} exited{}, {}", Capitalized(e.NamesOfAll()), status, when);
   e.Say(fmt::format("{} closed its journal in order ({}) at {}{}, {}{}.", Capitalized(e.verdict.process), closing.event.reason,
                     WallText(e.cause.wall_ns), EventText(closing.at.seq), when, code.empty() ? "" : "," + code));
   if (journal.refused) {
@@ -113,7 +114,7 @@ std::string WhenItEnded(const Explanation& e) {
   return fmt::format("while {} was {}", name, ToText(witness.findings.state.lifecycle));
 }
 
-// When the witness recorded it. A witness that lost no connection was told by a decision, which has the phase, too.
+// When the witness recorded it. A witness that lost no connection has a decision, with the phase, in its place.
 Moment TakeReport(Explanation& e, std::uint64_t time_ns) {
   const std::optional<Attempt::Decision>& decided = e.cause.witness.journal->Last().decided;
   if (time_ns == 0 && decided) {
@@ -134,11 +135,11 @@ void ExplainReportedEnd(Explanation& e) {
   const std::string name = Capitalized(e.NamesOfAll()), told = Capitalized(e.names.ShortName(witness.session()));
   const std::string when = WhenItEnded(e);
   const Moment at = TakeReport(e, TimeOfLoss(witness, e.cause.session));
-  v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "left" : "died", when);
+  v.headline = fmt::format("{} {}, {}", name, e.cause.kind == VerdictKind::kLeft ? "exited" : "died", when);
   e.Say(fmt::format("{} noticed at {}{} that {} had ended, {}.", told, WallText(e.cause.wall_ns), EventText(e.cause.record.seq),
                     v.process, when));
   if (e.cause.sight.exit_code >= 0) e.Say(Sentence(ExitText(e.cause.sight.exit_code)));
-  if (!e.cause.record.message.empty()) e.Say(fmt::format("{} was told: {}", told, Sentence(e.cause.record.message)));
+  if (!e.cause.record.message.empty()) e.Say(fmt::format("{} reported: {}", told, Sentence(e.cause.record.message)));
   e.AddEvidence(witness, at, Role::kCause, "lost " + v.process);
   e.SaySight(e.cause.session);
   const bool paused = e.cause.kind == VerdictKind::kDied && e.cause.attempt == nullptr;
@@ -157,8 +158,8 @@ void ExplainReportedFailure(Explanation& e) {
   e.Say(fmt::format("{}{} on {}{}.", e.CycleOfAll(), e.HowItEnded(), v.process,
                     v.phase ? fmt::format(", in phase \"{}\"", ToText(*v.phase)) : ""));
   if (!record.message.empty())
-    e.Say(fmt::format("{} was told: {}", Capitalized(e.names.ShortName(witness.session())), Sentence(record.message)));
-  e.AddEvidence(witness, at, Role::kCause, "was told: " + record.message);
+    e.Say(fmt::format("{} reported: {}", Capitalized(e.names.ShortName(witness.session())), Sentence(record.message)));
+  e.AddEvidence(witness, at, Role::kCause, "reported: " + record.message);
   e.SaySight(e.cause.session);
   const bool contents = v.phase && (*v.phase == PhaseKind::kPauseArrive || *v.phase == PhaseKind::kPauseSave);
   e.Recommend(ActionForFailure(record.code, record.driver_result, contents ? std::optional(StepKind::kScan) : std::nullopt,
@@ -167,7 +168,7 @@ void ExplainReportedFailure(Explanation& e) {
 
 }  // namespace
 
-// Only others tell of it: its own journal was not given, or does not say.
+// Only others recorded it: the session's own journal was not given, or has nothing of it.
 void ExplainReported(Explanation& e) {
   e.verdict.code = e.cause.record.code;
   e.verdict.driver_result = e.cause.record.driver_result;

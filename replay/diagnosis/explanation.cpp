@@ -91,16 +91,16 @@ void Explanation::SaySight(SessionId session) {
   for (const SessionStory& witness : roster.journals()) {
     for (const auto& [seen, at] : witness.seen) {
       if (seen.session != session || seen.state.empty()) continue;
-      std::string text = fmt::format("{}: its process {}", names.ShortName(session),
+      std::string text = fmt::format("found that the process of {} {}", names.ShortName(session),
                                      seen.state == "gone"      ? "is gone"
                                      : seen.state == "unknown" ? "cannot be seen from here"
                                                                : "is " + seen.state);
       if (!seen.where.empty()) text += ", " + seen.where;
       if (!seen.answer.empty()) text += "; it answered: " + seen.answer;
       if (seen.exit_code >= 0) text += "; " + ExitText(seen.exit_code);
-      AddEvidence(witness, at, Evidence::Role::kContext, "saw of " + text);
+      AddEvidence(witness, at, Evidence::Role::kContext, text);
       if (&seen == cause.sight.seen && session == cause.session)
-        Say(fmt::format("{} saw of {}.", Capitalized(names.ShortName(witness.session())), text));
+        Say(fmt::format("{} {}.", Capitalized(names.ShortName(witness.session())), text));
     }
   }
 }

@@ -64,7 +64,7 @@ void ExplainReported(Explanation&);  // any of these, when only others tell of i
 Remedy::Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Remedy::Action otherwise);
 
 void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict);
-// Tells what was considered, in order.
+// Lists all candidates, in the order in which they are believed.
 void Consider(const Roster& roster, const std::vector<CandidateCause>& candidates, Verdict& verdict);
 void ExplainHealth(const Roster& roster, Verdict& verdict);
 // Begins the headline with what could not be read, if verdict.damage has any of that; such a job is not called healthy.
@@ -74,9 +74,9 @@ void SayWhatIsMissing(Verdict& verdict);
 void ExplainConsequences(Explanation&);
 // What the others tried, or completed, after a process had died outside of any attempt.
 void ExplainLaterAttempts(Explanation&);
-// A call again, or a look at a process, is for the next run where all have ended.
+// Where all processes have ended, a remedy that repeats a call or examines a process is for the next run.
 void RecommendForTheDead(Explanation&);
-// Whether the journal came out of a pack that was made of a living process: what it says of the present is of then.
+// Whether the journal came out of a pack of a living process: its present is that of the pack.
 bool WasPacked(const SessionStory& journal);
 // "Now rank 0 is paused with its contents kept and rank 1 has ended.", or of when they were packed; empty when it is not known.
 std::string PresentState(const Roster& roster);

@@ -22,24 +22,24 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
      "look for an earlier CUDA error of that process (a sticky one makes every later call fail) and for Xid lines "
      "in dmesg"},
     {"examine-peer",
-     "find out why the rank that the message names died or does not answer; if it is dead, restart the job, "
+     "find out why the peer that the reason above names died or does not answer; if it is dead, restart the job, "
      "otherwise {again}"},
-    {"read-message", "read the message"},
-    {"follow-vote", "do what the message says; if a rank that it names is dead, restart the job, otherwise {again}"},
-    {"follow-refusal", "do what the message says, then {again}"},
+    {"read-message", "remove the reason given above; `amem log` has the events before it"},
+    {"follow-vote", "remove the reason given above; if a rank that it names is dead, restart the job, otherwise {again}"},
+    {"follow-refusal", "remove the reason given above, then {again}"},
     {"call-on-every-rank",
-     "{on_all}; find out what keeps {process} from it{look}, or raise AMEM_TIMEOUT_MS if it only comes late"},
+     "{on_all}; find out what prevents {process} from that{look}, or raise AMEM_TIMEOUT_MS if it is only late"},
     {"examine-process",
-     "look at where {process} {is}{look}: a kernel that never ends keeps \"quiesce\" and copies waiting, and a "
+     "inspect the stacks of {process}{look}: a kernel that never ends blocks the step \"quiesce\" and copies, and a "
      "driver call may hang after a GPU fault (dmesg); if it is only slow, raise AMEM_TIMEOUT_MS",
-     "look at where {process} is{look}; what was asked for without waiting is done by its "
-     "threads amem-pool-out and amem-pool-in; a kernel that never ends keeps \"quiesce\" and copies waiting, and a driver "
+     "inspect the stacks of {process}{look}; calls that do not wait (wait=False) are carried out by its "
+     "threads amem-pool-out and amem-pool-in; a kernel that never ends blocks the step \"quiesce\" and copies, and a driver "
      "call may hang after a GPU fault (dmesg); if it is only slow, it goes on by itself"},
     {"find-reason-of-death",
      "find what ended that process (its own output, `dmesg` for the OOM killer and Xid lines, the launcher's log)"},
     {"find-reason-of-end",
-     "if it was not meant to end, look at its own output and the launcher's log; no pause or resume was under "
-     "way, so nothing of AMem's failed, and only its journal was left open"},
+     "if it was not meant to end, read its own output and the launcher's log; no pause or resume was under way, so "
+     "AMem did not fail; only the journal was not closed"},
     {"repair-journal",
      "remove the cause ({reason}) and restart the job; it runs on until then, but its memory cannot be given back"},
     {"resume-again", "{resume_again} to finish what is left; if that fails too, restart the job",
@@ -51,11 +51,11 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
      "keep these journals (`amem pack`) for a bug report, because this should not be possible; no pause or resume "
      "has failed because of it so far, but one may"},
     {"give-whole-journals",
-     "give whole journals (copy the directories of sessions with all their files), or accept that the verdict is "
-     "about the rest"},
+     "supply complete journals (copy session directories with all their files); otherwise the verdict covers only what "
+     "could be read"},
     {"free-host-memory",
-     "give {process} more memory of the host that may be pinned: free some (free -h, the container's limit), "
-     "raise ulimit -l, or shut down what else pins it; a pause keeps the contents there"},
+     "make more host memory available for pinning to {process}: free some (free -h, the container's limit), "
+     "raise ulimit -l, or stop what else pins it; a pause saves contents there"},
     {"raise-descriptors",
      "raise the limit of open descriptors of {process} (ulimit -n, LimitNOFILE of the service or container), or "
      "find what keeps them open (ls /proc/{pid}/fd)"},
@@ -73,7 +73,7 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
      "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); the "
      "others go on when it does, if they still wait",
      "continue {process} (kill -CONT {pid}), and find out who stopped it (a debugger, job control, SIGSTOP); it goes on then"},
-    {"resume-first", "{resume_all} before the program uses NCCL again; CUDA graphs and other threads count, too"},
+    {"resume-first", "{resume_all} before the program uses NCCL again, also in CUDA graphs and other threads"},
     {"stay-until-resumed",
      "find out why {process} ended (its own output, the launcher's log); a rank that ends must do so before a "
      "pause or after the resume, because the others need what it shared; restart the job"},
@@ -97,7 +97,7 @@ constexpr std::string_view kFreeSomeMemory =
 // In the order of the enumeration.
 constexpr std::array<std::string_view, kRemedyOutlooks> kOutlooks = {
     "",
-    "; then {again}; a failed try loses nothing",
+    "; then {again}; a failed attempt loses nothing",
     "; wait until the failed call has returned on all ranks, before it is made again",
     "; then {resume_all}: the failure could not be undone, and contents are kept; if that fails, too, restart the job",
     "; the others run on, but without that rank the job cannot go on: restart it",
@@ -157,18 +157,17 @@ static std::string Filled(std::string_view text, const Remedy& r) {
   const auto resume_all = [&](std::string_view suffix) {
     return command ? fmt::format("run {}{}", resume, suffix) : fmt::format("call {}{} on all ranks", resume, suffix);
   };
-  const std::string on_all = command ? fmt::format("let every rank come to the safe point that {} asks for", call)
+  const std::string on_all = command ? fmt::format("make every rank reach the safe point that {} has set", call)
                                      : fmt::format("call {} on every rank that shares memory, in any order", call);
   return fmt::format(
       fmt::runtime(text), fmt::arg("call", call), fmt::arg("again", again), fmt::arg("on_all", on_all),
       fmt::arg("pause", call_of(CycleKind::kPause)), fmt::arg("resume", resume), fmt::arg("resume_all", resume_all("")),
       fmt::arg("resume_again", resume_all(" again")), fmt::arg("process", r.process),
-      fmt::arg("is", r.process.starts_with("ranks ") ? "are" : "is"),
       fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", DebuggersText(r)),
       fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
       fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"), fmt::arg("holders", HoldersText(r)),
       fmt::arg("reason", r.reason.empty() ? "usually a full disk or an AMEM_JOURNAL_DIR that cannot be written" : r.reason),
-      fmt::arg("timeouts", r.timeouts_differ ? " to the same" : ""));
+      fmt::arg("timeouts", r.timeouts_differ ? ", to the same value" : ""));
 }
 
 std::string ToText(const Remedy& r) {
@@ -181,7 +180,6 @@ std::string ToText(const Remedy& r) {
   const std::string_view text = own ? action.of_tag : unknown_device ? kFreeSomeMemory : action.text;
   if (r.outlook == Remedy::Outlook::kAllEnded) return filled(outlook) + filled(text);
   if (own) return filled(text);
-  if (of_pool && r.outlook == Remedy::Outlook::kCallAgain) outlook = "; then call {call} again; a failed try loses nothing";
   if (of_pool && r.outlook == Remedy::Outlook::kCannotBeUndone)
     outlook = "; then resume the tag: the failure could not be undone";
   return filled(text) + filled(outlook);

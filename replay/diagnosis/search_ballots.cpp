@@ -12,7 +12,7 @@ using agreement::Cause;
 using agreement::Vote;
 using Weight = CandidateCause::Weight;
 
-// One failed ballot, which all that read it read alike.
+// One failed ballot. All members read the same decision of it.
 struct FailedBallot {
   const SessionStory* told_by = nullptr;  // whose reading has the most of those that had not voted
   const Attempt* attempt = nullptr;
@@ -27,13 +27,13 @@ const SeatShown* SeatOf(const BallotShown& shown, SessionId session) {
   const auto seat = std::ranges::lower_bound(shown.seats, session, {}, &SeatShown::session);
   return seat == shown.seats.end() || seat->session != session ? nullptr : &*seat;
 }
-// Members that are not listed have voted for.
+// Members without a seat in the list have voted yes.
 bool HasVotedFor(const BallotShown& shown, SessionId session) {
   const SeatShown* seat = SeatOf(shown, session);
   return seat == nullptr ? shown.members > shown.seats.size() : seat->vote == Vote::kYes;
 }
 
-// A set that changed makes its members come again, and is no failure.
+// After a change of the set its members come again: that is no failure.
 bool IsFailedBallot(const BallotShown& shown) { return agreement::IsFailure(shown.cause) && shown.cause != Cause::kSetChanged; }
 
 // It may have come again since.
@@ -74,7 +74,7 @@ bool IsMissedMeeting(const FailedBallot& one) {
   return shown.ballot == Ballot::kCome && (shown.cause == Cause::kLate || shown.cause == Cause::kEnded);
 }
 
-// Those that were missing later had come to the earlier one, and given up there.
+// Whether a member that was missing at the later meeting had come to the earlier one, and given up there.
 bool FollowsFrom(const FailedBallot& later, const FailedBallot& earlier) {
   if (!IsMissedMeeting(later) || !IsMissedMeeting(earlier) || earlier.shown().cause != Cause::kLate) return false;
   return SameTry(*later.attempt, *earlier.attempt) && std::ranges::any_of(later.shown().culprits, [&](SessionId session) {
@@ -106,7 +106,7 @@ void NeverArrived(CauseSearch& s, const FailedBallot& one) {
   candidate.record.shown = &shown;
 }
 
-// It had come, and did not vote in time.
+// The culprit had come, and did not vote in time.
 void StalledIn(CauseSearch& s, const FailedBallot& one) {
   const BallotShown& shown = one.shown();
   const SessionId culprit = shown.culprits.front();
@@ -123,7 +123,7 @@ void StalledIn(CauseSearch& s, const FailedBallot& one) {
   candidate.record.code = shown.code;
 }
 
-// Its own journal tells more, where it is given.
+// The culprit's own journal has more, where it is given.
 void VotedNo(CauseSearch& s, const FailedBallot& one) {
   const BallotShown& shown = one.shown();
   const SessionId culprit = shown.culprits.front();
@@ -154,7 +154,7 @@ void AddCauseOf(CauseSearch& s, const FailedBallot& one) {
   if (shown.cause == Cause::kVotedNo || shown.cause == Cause::kDamaged) VotedNo(s, one);  // ends: see Death and Leaving
 }
 
-// The round went on without it, as its own journal alone tells.
+// The round went on without this member, which only its own journal has.
 void Superseded(CauseSearch& s, const SessionStory& j) {
   if (LastAttemptDone(j)) return;
   for (const Dated<BallotShown>& reading : j.Last().ballots) {
@@ -178,7 +178,7 @@ struct OpenRound {
   bool begun = false;                    // all have come
 };
 
-// Also one that has done nothing since: of its readings none is left once all have come.
+// Also where nothing was recorded since: readings of `come` are dropped once all have come.
 bool AllHaveCome(const Attempt& attempt) {
   const auto later = [](const Dated<BallotShown>& reading) { return reading.event.ballot > Ballot::kCome; };
   return attempt.begun || (attempt.on_board && std::ranges::all_of(attempt.ballots, later));
@@ -205,14 +205,14 @@ OpenRound RoundOf(CauseSearch& s, const SessionStory& j) {
 
 bool IsStopped(const CauseSearch& s, SessionId session) { return s.SeenState(session) == "stopped"; }
 
-// How many votes it has cast, and whether it works on the next one.
+// How many votes a member has cast, and whether it works on the next one.
 std::pair<std::size_t, bool> VotesOf(CauseSearch& s, const SessionStory& j) {
   if (!j.Last().begun || j.Last().phases.empty()) return {0, true};
   const Progress& progress = s.ProgressOfSession(j);
   const bool voted = (j.Last().on_board ? progress.voted() : progress.did_its_part) || progress.decided();
   return {j.Last().phases.size() - (voted ? 0 : 1), !voted};
 }
-// For what an owner gives it; or, without a board, to be told that it has begun.
+// It waits for an owner's memory; or, without a board, for the message that the cycle has begun.
 bool WaitsForAnother(const SessionStory& j) {
   const Attempt& attempt = j.Last();
   return (attempt.open_step && attempt.open_step->event.kind == StepKind::kImport) || (!attempt.begun && !attempt.on_board);
@@ -236,8 +236,9 @@ std::vector<SessionId> Stopped(const CauseSearch& s, const OpenRound& round) {
   return found;
 }
 
-// By their journals. What others have voted on after it is decided, and it has not read that. Those that wait for another
-// member themselves count where nobody else does, and no one without a journal had yet to vote.
+// By their journals, and by the board for those without one. Of those with the fewest votes, who works on the next one, or has
+// not read a decision after which others have voted again. Members that wait for another one themselves are named where nobody
+// else is.
 std::vector<SessionId> WithFewestVotes(CauseSearch& s, const OpenRound& round) {
   std::size_t fewest = SIZE_MAX, most = 0;
   for (const SessionStory* j : round.journals) {
@@ -254,7 +255,7 @@ std::vector<SessionId> WithFewestVotes(CauseSearch& s, const OpenRound& round) {
   return found.empty() ? waiting : found;
 }
 
-// Of journals that agreed through a leader, all of whose votes are known: those whose votes were not recorded.
+// Where all known members have voted, of journals that agreed through a leader: the members whose votes it did not record.
 std::vector<SessionId> WithoutRecordedVotes(const CauseSearch& s, const OpenRound& round) {
   std::set<SessionId> others;
   for (const SessionStory* j : round.journals)
@@ -268,7 +269,7 @@ std::vector<SessionId> WithoutRecordedVotes(const CauseSearch& s, const OpenRoun
   return {others.begin(), others.end()};
 }
 
-// Those that keep the others waiting: stopped processes before all others.
+// The members that the others wait for; if some of them are stopped, only these.
 std::vector<SessionId> HoldsOthersUp(CauseSearch& s, const OpenRound& round) {
   if (std::vector<SessionId> found = Stopped(s, round); !found.empty()) return found;
   if (std::vector<SessionId> found = WithFewestVotes(s, round); !found.empty()) return found;

@@ -15,15 +15,15 @@ const Attempt* OpenPoolAttempt(const SessionStory& j) {
   return nullptr;
 }
 
-// A process that was silent for this long before its death was noticed had been stuck: others ended it, and it is not the
-// cause.
+// A process whose journal has no event for this long before its death was noticed had been stuck: others ended it, and its
+// death is not the cause.
 constexpr std::uint64_t kStuck_ns = 5'000'000'000;
 
-// Whoever ends a job ends one process after the other: the next one's end follows within this time.
+// A launcher ends one process of a job after the other, each within this time of the one before.
 constexpr std::uint64_t kNextEnd_ns = 100'000'000;
 
-// Whether another session was paused, in a pause or resume, or in one that failed, after that time. Those that say that they
-// ended well while they were paused had no need of each other.
+// Whether another session was paused, or in a pause or resume, also a failed one, after that time. Sessions that exited with 0
+// while they were paused did not need each other.
 bool OthersNeeded(CauseSearch& s, const SessionStory& j, std::uint64_t since) {
   return std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
     const SessionEnd* end = s.EndOf(other.session());
@@ -40,8 +40,8 @@ bool Blames(const Attempt& attempt, SessionId session) {
   return std::ranges::find(attempt.culprits, session, &CycleMember::session) != attempt.culprits.end();
 }
 
-// The last pause or resume of another session did not begin because this one was gone. A process that ends lets go of its
-// connections before it writes so into its journal.
+// Whether the last pause or resume of another session did not begin because this one had ended. A process that ends closes its
+// connections before it records its end.
 bool CalledOffBecauseOf(CauseSearch& s, const SessionStory& j) {
   return std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
     const bool lost = !LastAttemptDone(other) && other.Last().code == Code::kPeerLost;
@@ -61,7 +61,7 @@ std::uint64_t MissedSince(CauseSearch& s, const SessionStory& j) {
   return since;
 }
 
-// Whether no more than a moment passed between that time and the next end that this session saw, and so on until its own.
+// Whether each end that this session saw after that time, and its own, followed the one before within kNextEnd_ns.
 bool EndedTogether(CauseSearch& s, const SessionStory& j, std::uint64_t wall_ns) {
   std::vector<std::uint64_t> ends;
   for (const auto& [lost, at] : j.lost) ends.push_back(s.Wall(j, at));
@@ -75,7 +75,7 @@ bool EndedTogether(CauseSearch& s, const SessionStory& j, std::uint64_t wall_ns)
   return true;
 }
 
-// The last attempt of that journal failed because of this end, which it noticed by itself only a moment later.
+// Whether the last attempt of that journal failed because of this end, which the session noticed only a moment later.
 bool FailedBecauseOf(CauseSearch& s, const SessionStory& j, SessionId session, const SessionEnd& end) {
   if (LastAttemptDone(j) || j.Last().end != Attempt::End::kFailed) return false;
   const Attempt& attempt = j.Last();
@@ -100,7 +100,8 @@ void Death(CauseSearch& s, const SessionStory& j) {
   const SessionEnd end = s.ends[j.session()];  // one that is dead has an end
   const bool in_cycle = j.Last().open(), half = IsHalfWay(j.findings.state.lifecycle);
   const std::uint64_t last = s.Wall(j, j.last);
-  // Those that share memory with a process notice its death. One that nobody noticed was, as a rule, the end of all of them.
+  // Sessions that share memory with a process notice its death. A death that none of them noticed was, as a rule, the end of
+  // all.
   const std::set<SessionId> sharing = s.roster.SharingWith(j.session(), last);
   const bool others_lived = std::ranges::any_of(s.roster.journals(), [&](const SessionStory& other) {
     if (&other == &j) return false;
@@ -129,13 +130,13 @@ void Death(CauseSearch& s, const SessionStory& j) {
   if (!in_cycle) candidate.attempt = of_pool;
 }
 
-// A rank that ends in order while it is paused takes its memory along. That is how a job may end; it is wrong when others are
-// still there to need it, or when it ended because of an error.
+// A rank that ends in order while it is paused takes its memory with it. A job may end so; it is a cause where others still
+// need that memory, or where the rank ended because of an error.
 void Leaving(CauseSearch& s, const SessionStory& j) {
   if (!j.closed) return;
   const std::uint64_t at = s.Wall(j, j.closed->at);
   const bool half = j.closed->in_attempt || IsHalfWay(j.closed->before);
-  // Alone, its journal does not tell whether the others ended as well as it did.
+  // Of one journal alone it is not known whether the others ended in order, too.
   const bool met = !j.findings.state.peers.empty() || (std::ranges::any_of(j.Last().members, [&](SessionId member) {
     return member != j.session() && s.EndOf(member) == nullptr;
   }));
@@ -144,7 +145,7 @@ void Leaving(CauseSearch& s, const SessionStory& j) {
   const bool needed = alone || OthersNeeded(s, j, at) || CalledOffBecauseOf(s, j);
   const bool error = j.closed->event.exit_code > 0;
   if (!error && !(half && needed)) return;
-  // It left because another one was gone when it needed that.
+  // It ended because its last attempt had lost another session.
   const bool followed = !LastAttemptDone(j) && j.Last().code == Code::kPeerLost && !j.Last().culprits.empty();
   CandidateCause& candidate = s.Add(!followed && (half || awaited || (needed && !alone)) ? Weight::kCause : Weight::kEnd,
                                     VerdictKind::kLeft, j, j.closed->at);
@@ -165,18 +166,19 @@ void EndsOfAbsent(CauseSearch& s) {
       if (from && (!attempt.ended || s.Wall(witness, attempt.ended) >= end.wall_ns)) during = &attempt;
     }
     if (during == nullptr && FailedBecauseOf(s, witness, session, end)) during = &witness.attempts.back();
-    // It failed because of another one, where that is recorded. Of several ends it may name one that followed from the first.
+    // The attempt failed because of another session, where it names one; of several ends it may name one that followed the
+    // first.
     const bool blamed =
         during == nullptr || during->culprits.empty() || during->code == Code::kPeerLost || Blames(*during, session);
     const bool failed = !LastAttemptDone(witness) && during == &witness.attempts.back() && blamed;
-    // One that died took memory along that a witness needs, which was paused then, also where that has run since or has ended.
+    // A session that died while the witness was paused had memory that the witness needs, also where that ran or ended later.
     const bool half =
         IsHalfWay(witness.findings.state.lifecycle) || (!end.in_order && WasPausedAt(s.roster, witness, end.wall_ns));
     constexpr std::int32_t kBySignal = 128;
     const bool by_signal = witness.closed && witness.closed->event.exit_code > kBySignal;
     if (end.in_order && !failed && !half && !IsDead(witness) && !by_signal) continue;
     if (end.in_order && failed && OneDiedIn(s, witness, *during)) continue;  // it left because of that
-    // Somebody ended all of them, this one with a signal: those that went in order a moment before did no other thing than it.
+    // The witness ended by a signal, as all of them: sessions that ended in order just before it are no cause either.
     if (end.in_order && by_signal && EndedTogether(s, witness, end.wall_ns)) continue;
     CandidateCause& candidate = s.AddWitnessed(failed || half ? Weight::kCause : Weight::kEnd,
                                                end.in_order     ? VerdictKind::kLeft

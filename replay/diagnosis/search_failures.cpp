@@ -1,4 +1,4 @@
-// Failures: what a session records of itself, and votes that failed because of another one.
+// Failures that a session records of itself: a step, its own vote, its journal, pools, launches.
 #include <algorithm>
 
 #include "replay/diagnosis/cause_search.h"
@@ -8,7 +8,7 @@ namespace {
 
 using Weight = CandidateCause::Weight;
 
-// Its own vote was no, and no step of its own failed.
+// The session voted no, and none of its steps failed.
 void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& decision) {
   const Attempt& attempt = j.Last();
   if (attempt.failed_step || !j.findings.state.broken.empty()) return;
@@ -24,7 +24,7 @@ void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& dec
   const auto unknown =
       std::ranges::find_if(s.references.unknown_to_owner, [&](const auto& import) { return import.first == j.session(); });
   const bool owner_denies = decision.phase == PhaseKind::kResumeImport && unknown != s.references.unknown_to_owner.end();
-  // Where the code was not recorded, a peer did not give what its steps need, as a rule.
+  // Without a recorded code it is, as a rule, a peer that did not provide what a step needs.
   const bool by_itself = owner_denies || (code != Code::kOk && !BlamesAnother(code));
   CandidateCause& candidate = s.Add(by_itself ? Weight::kCause : Weight::kConsequence,
                                     owner_denies ? VerdictKind::kReferences : KindOfCode(code), j, vote.at);
@@ -34,7 +34,7 @@ void OwnVote(CauseSearch& s, const SessionStory& j, const Attempt::Decision& dec
   if (owner_denies) candidate.detail = CandidateCause::UnknownReference{unknown->second};
 }
 
-// Its owner's driver failed when it was to hand out what the step imports.
+// Whether the owner's driver failed to export what the step imports.
 bool IsOfOwner(const SessionStory& j, const Attempt::Failure& failure) {
   const bool of_driver = failure.code == Code::kDriver || failure.code == Code::kOutOfMemory;
   return of_driver && failure.reported_by && failure.reported_by != j.session();
@@ -77,7 +77,7 @@ void FailedStep(CauseSearch& s, const SessionStory& j) {
   s.Add(BlamesAnother(failure.code) || in_undo || by_owner ? Weight::kConsequence : Weight::kCause,
         unknown ? VerdictKind::kReferences : KindOfCode(failure.code), j, failure.at);
   if (by_owner && !in_undo) OwnersFailure(s, j, failure);
-  // What a step imports is given by its owner, which did not answer in time.
+  // The owner of what the step imports did not answer in time.
   if (failure.code != Code::kTimeout || !failure.remote || s.EndOf(failure.remote->owner) != nullptr) return;
   const SessionStory* owner = s.roster.Find(failure.remote->owner);
   if (owner != nullptr && (owner->attempts.empty() || owner->Last().failed_step)) return;

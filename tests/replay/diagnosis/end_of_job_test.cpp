@@ -400,7 +400,7 @@ TEST(EndOfJob, a_rank_that_left_while_paused_is_named_and_not_healthy) {
   EXPECT_EQ(verdict.kind, VerdictKind::kLeft) << verdict.summary;
   EXPECT_EQ(verdict.rank, 1);
   EXPECT_EQ(verdict.remedy.action, Action::kStayUntilResumed);
-  EXPECT_EQ(verdict.headline, "Rank 1 left with exit code 1, while it was paused");
+  EXPECT_EQ(verdict.headline, "Rank 1 exited with code 1, while it was paused");
   EXPECT_EQ(JudgeAlone(job.importer, kEndedWell).kind, VerdictKind::kLeft) << "its own journal alone tells";
 }
 
@@ -500,7 +500,7 @@ TEST(EndOfJob, of_a_culprit_without_a_journal_the_kind_is_what_the_others_were_t
     EXPECT_EQ(verdict.rank, 0);
     EXPECT_EQ(verdict.remedy.action, told.action) << verdict.summary;
     EXPECT_HAS(verdict.summary, "1 MiB free");
-    const char* const as_told = "was told: rank 0 failed: device 0 has 1 MiB free";  // cause and consequence at once
+    const char* const as_told = "reported: rank 0 failed: device 0 has 1 MiB free";  // cause and consequence at once
     EXPECT_EQ(std::ranges::count(verdict.evidence, as_told, &Evidence::text), 1);
   }
 }

@@ -157,7 +157,7 @@ TEST(PoolVerdict, a_pause_that_hangs_names_rank_tag_phase_object_and_remedy) {
   EXPECT_EQ(verdict.allocation, unmap.allocation);
   EXPECT_EQ(verdict.bytes, 6 * test::kMiB);
   EXPECT_EQ(verdict.remedy.action, Remedy::Action::kExamineProcess);
-  EXPECT_HAS(verdict.headline, "Pause 1 of tag weights hangs on rank 0, which is at \"unmap");
+  EXPECT_HAS(verdict.headline, "Pause 1 of tag weights hangs on rank 0, which is at the step \"unmap");
   EXPECT_HAS(verdict.summary, "Nothing of it has been recorded since");
   EXPECT_HAS(ToText(verdict.remedy), "gdb -p 1000");
   EXPECT_HAS(ToText(verdict.remedy), "amem-pool-out");

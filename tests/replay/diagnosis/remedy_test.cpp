@@ -41,20 +41,20 @@ TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
            {Action::kFreeMemory, "free memory on device 3 of rank 2 until 36 MiB fit (GPU-abc); `nvidia-smi -i GPU-abc` lists"},
            {Action::kEndCaptures, "end stream captures"},
            {Action::kFindDriverError, "earlier CUDA error"},
-           {Action::kExaminePeer, "the rank that the message names"},
-           {Action::kReadMessage, "read the message"},
+           {Action::kExaminePeer, "the peer that the reason above names"},
+           {Action::kReadMessage, "remove the reason given above; `amem log`"},
            {Action::kFollowVote, "otherwise call ncclResume again on all ranks"},
-           {Action::kFollowRefusal, "do what the message says, then call ncclResume again on all ranks"},
+           {Action::kFollowRefusal, "remove the reason given above, then call ncclResume again on all ranks"},
            {Action::kCallOnEveryRank,
-            "call ncclResume on every rank that shares memory, in any order; find out what keeps rank 2"},
-           {Action::kExamineProcess, "look at where rank 2 is (gdb -p 4711, py-spy dump --pid 4711)"},
+            "call ncclResume on every rank that shares memory, in any order; find out what prevents rank 2"},
+           {Action::kExamineProcess, "inspect the stacks of rank 2 (gdb -p 4711, py-spy dump --pid 4711)"},
            {Action::kFindReasonOfDeath, "find what ended that process"},
            {Action::kFindReasonOfEnd, "if it was not meant to end"},
            {Action::kRepairJournal, "AMEM_JOURNAL_DIR"},
            {Action::kResumeAgain, "call ncclResume again on all ranks to finish"},
            {Action::kReportReference, "the owner does not know the reference"},
            {Action::kReportJournals, "this should not be possible"},
-           {Action::kGiveWholeJournals, "give whole journals"}}) {
+           {Action::kGiveWholeJournals, "supply complete journals"}}) {
     EXPECT_TRUE(Has(Of(action), part)) << ToText(Of(action)) << "\nhas not: " << part;
   }
   for (const auto& [outlook, part] : std::initializer_list<std::pair<Outlook, const char*>>{
@@ -66,13 +66,14 @@ TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
            {Outlook::kOthersHalfWay, "need memory that it had"},
            {Outlook::kOthersResumed, "have their own memory back"}}) {
     EXPECT_TRUE(Has(Of(Action::kReadMessage, outlook), part)) << ToText(Of(Action::kReadMessage, outlook));
-    EXPECT_TRUE(Has(Of(Action::kReadMessage, outlook), "read the message; "));
+    EXPECT_TRUE(Has(Of(Action::kReadMessage, outlook), "remove the reason given above; `amem log` has the events before it; "));
   }
 }
 
 TEST(Remedy, for_the_dead_is_about_the_next_run_and_looks_at_no_process) {
-  EXPECT_EQ(ToText(Of(Action::kReadMessage, Outlook::kAllEnded)), "all have ended, so for the next run: read the message");
-  EXPECT_TRUE(Has(Of(Action::kExamineProcess, Outlook::kAllEnded), "for the next run: look at where rank 2 is: a kernel"));
+  EXPECT_EQ(ToText(Of(Action::kReadMessage, Outlook::kAllEnded)),
+            "all have ended, so for the next run: remove the reason given above; `amem log` has the events before it");
+  EXPECT_TRUE(Has(Of(Action::kExamineProcess, Outlook::kAllEnded), "for the next run: inspect the stacks of rank 2: a kernel"));
   Remedy of_tag = Of(Action::kResumeAgain, Outlook::kAllEnded);
   of_tag.tag = "weights";
   EXPECT_TRUE(Has(of_tag, "all have ended, so for the next run: call amem_resume for weights again to finish"));
@@ -90,7 +91,7 @@ TEST(Remedy, unknown_facts_leave_no_gap) {
   EXPECT_TRUE(Has(remedy, "until 36 MiB fit; nvidia-smi"));
   remedy = Of(Action::kExamineProcess);
   remedy.pid = 0;
-  EXPECT_TRUE(Has(remedy, "look at where rank 2 is (py-spy dump, gdb)"));
+  EXPECT_TRUE(Has(remedy, "inspect the stacks of rank 2 (py-spy dump, gdb)"));
 }
 
 }  // namespace

@@ -70,12 +70,14 @@ TEST(VerdictJson, has_the_value_of_every_field) {
   EXPECT_EQ(json["kind"], "out-of-memory");
   EXPECT_EQ(json["headline"], "a headline");
   EXPECT_EQ(json["summary"], "a summary");
-  EXPECT_TRUE(json["remedy"].get<std::string>().starts_with("give whole journals")) << json["remedy"];
-  EXPECT_TRUE(json["remedy"].get<std::string>().ends_with("; then: read the message")) << json["remedy"];
+  EXPECT_TRUE(json["remedy"].get<std::string>().starts_with("supply complete journals")) << json["remedy"];
+  EXPECT_TRUE(
+      json["remedy"].get<std::string>().ends_with("; then: remove the reason given above; `amem log` has the events before it"))
+      << json["remedy"];
   Verdict whole = Full();
   whole.damage.clear();
   EXPECT_EQ(Object(whole)["healthy"], false);
-  EXPECT_EQ(Object(whole)["remedy"], "read the message");
+  EXPECT_EQ(Object(whole)["remedy"], "remove the reason given above; `amem log` has the events before it");
   EXPECT_EQ(json["remedy_action"], "read-message");
   EXPECT_EQ(json["job"], "2 sessions on host a");
   EXPECT_EQ(json["ranks"], Ordered::array({0, 3}));

@@ -243,7 +243,7 @@ TEST(VerdictKind, out_of_memory_is_told_to_the_others_without_its_whole_message_
   std::size_t with_message = 0, told = 0;
   for (const Evidence& evidence : verdict.evidence) {
     with_message += test::Has(evidence.text, "1 MiB free") ? 1 : 0;
-    told += evidence.text == "was told: rank 0 (pid 1000 on host alpha) failed in phase resume: arrive" ? 1 : 0;
+    told += evidence.text == "reported: rank 0 (pid 1000 on host alpha) failed in phase resume: arrive" ? 1 : 0;
   }
   EXPECT_EQ(with_message, 1u);
   EXPECT_EQ(told, 1u);
@@ -314,7 +314,7 @@ TEST(VerdictKind, remedy_names_the_call_that_the_program_makes) {
   EXPECT_HAS(remedy(false, false), "call ncclPause on every rank");
   EXPECT_HAS(remedy(true, false), "did not call amem.pause()");
   EXPECT_HAS(remedy(true, false), "call amem.pause() on every rank");
-  EXPECT_HAS(remedy(true, true), "the safe point that `amem pause` asks for");
+  EXPECT_HAS(remedy(true, true), "the safe point that `amem pause` has set");
 }
 
 // ---- NCCL without AMem -----------------------------------------------------------------------------------------------------
@@ -562,7 +562,7 @@ TEST(VerdictKind, never_arrived_is_the_rank_that_came_when_the_others_had_given_
   EXPECT_HAS(verdict.summary, "called ncclPause 501 ms after that.");
   EXPECT_HAS(verdict.summary, "AMEM_TIMEOUT_MS differs: 10000 on rank 0, 20000 on rank 1.");
   EXPECT_EQ(verdict.remedy.action, Action::kCallInTime);
-  EXPECT_HAS(ToText(verdict.remedy), "raise AMEM_TIMEOUT_MS on all ranks to the same");
+  EXPECT_HAS(ToText(verdict.remedy), "raise AMEM_TIMEOUT_MS on all ranks, to the same value");
 }
 
 // The same, as its own journal tells alone; and one that came in time, of which it is not known who came late.
@@ -589,7 +589,7 @@ TEST(VerdictKind, never_arrived_in_time_as_its_own_journal_tells) {
     EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{0}) << "the other one had come before";
     EXPECT_EQ(verdict.headline, late ? "Rank 0 joined pause 1 too late" : "Pause 1 could not begin");
     EXPECT_HAS(verdict.summary,
-               late ? "Rank 1 had waited for it since " : "Rank 1 had come to it, too, and had given up by then");
+               late ? "Rank 1 had waited for it since " : "Rank 1 had joined it, too, and had given up by then");
   }
 }
 
@@ -635,7 +635,7 @@ TEST(VerdictKind, stalled_rank_that_finished_too_late_names_its_longest_step) {
   EXPECT_EQ(verdict.remedy.pid, 1001);
   EXPECT_HAS(verdict.headline, "which spent 30.0 s at \"quiesce device 0\"");
   EXPECT_HAS(verdict.summary, "Its longest step, \"quiesce device 0\", took 30.0 s");
-  EXPECT_HAS(verdict.summary, "The others were told: No vote came.");
+  EXPECT_HAS(verdict.summary, "The others reported: No vote came.");
 }
 
 TEST(VerdictKind, launch_refused_to_a_process_that_ended_while_paused) {
@@ -676,7 +676,7 @@ TEST(VerdictKind, stalled_ranks_are_all_named_also_if_one_was_not_told_that_it_h
   const Verdict verdict = Diagnose(journals);
   EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
   EXPECT_EQ(verdict.remedy.process, "ranks 0 and 1") << verdict.summary;
-  EXPECT_EQ(verdict.headline, "Pause 1 waits for ranks 0 and 1, of which rank 0 is at \"quiesce device 0\"");
+  EXPECT_EQ(verdict.headline, "Pause 1 waits for ranks 0 and 1; rank 0 is at the step \"quiesce device 0\"");
 }
 
 TEST(VerdictKind, refused_when_nobody_was_missing) {

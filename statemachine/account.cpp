@@ -26,7 +26,7 @@ const char* KindOf(const Allocation& a) {
   return "private (channels, scratch)";
 }
 
-// Of what the driver gave: an allocation of its own, or a slab, whose parts are told apart and the rest of which is unused.
+// By kind, what the driver gave: an allocation of its own, or a slab, by its parts, and the rest of it as unused.
 void AddKinds(const State& state, AllocationId id, const Allocation& whole, const std::string& why, Account& account) {
   const auto add = [&](const std::string& kind, Bytes bytes) {
     Account::OfKind& sum = account.kinds[kind];

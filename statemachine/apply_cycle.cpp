@@ -262,9 +262,9 @@ Status Fold::AllBack(PoolId pool) const {
   return AllBound(true);
 }
 
-// Memory that a network card registered after its contents were saved, or of which it did not let go, stays, and the card may
-// write to it meanwhile. Its contents are where they belong, and the copy is only old: if the next resume fails, the undo must
-// not give the memory back because of that copy.
+// Memory that a network card registered after its contents were saved, or did not deregister, stays, and the card may write to
+// it during the pause. The copy in the backup is then out of date: if the next resume fails, its undo must not release the
+// memory because a copy exists.
 void Fold::ForgetSavedOfKept(PoolId pool) {
   for (auto& [id, a] : s_.allocations)
     if (a.pool == pool && a.resident && !a.awaiting_restore) a.saved = false;

@@ -92,8 +92,8 @@ Status Fold::CountUnbound(AllocationId id, bool released) {
   return {};
 }
 
-// With the last hold on an object its bindings go. Memory that was bound to one that stays keeps its place all the same,
-// because a peer may hold the object still.
+// With the last hold on an object its bindings go. Memory that was bound to an object that pauses leave stays in place
+// nevertheless, because a peer may still hold the object.
 Status Fold::EraseMulticast(AllocationId id) {
   const auto it = s_.multicasts.find(id);
   if (it == s_.multicasts.end()) return {};

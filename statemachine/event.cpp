@@ -12,7 +12,7 @@ template <class Kind>
 
 namespace {
 
-// Never called: that it could be makes the compiler keep the function above for every kind.
+// Never called. It is here so that the compiler instantiates Become for every kind.
 template <class... Kinds>
 [[gnu::used]] void MakeOneOfEach(std::variant<Kinds...>&) {
   (static_cast<void>(EventBody(Kinds{})), ...);

@@ -9,8 +9,8 @@ namespace {
 
 Status Broken(std::string what) { return {Code::kInvalid, "invariant: " + std::move(what)}; }
 
-// How often each id was added. A sorted row of them, because whoever reads a journal asks after every few events, about one id
-// after the other from the lowest on.
+// How often each id was added. A sorted array, because the reader of a journal checks after every few events, and asks about
+// ascending ids.
 template <class Id>
 class Counts {
  public:
@@ -26,11 +26,11 @@ class Counts {
 
  private:
   std::vector<Id> ids_;
-  std::size_t next_ = 0;  // the first that was not asked about
+  std::size_t next_ = 0;  // of the first id above those asked about
   bool sorted_ = false;
 };
 
-// Of what lies at addresses: one ends before the next begins.
+// Entries by address: each ends before the next begins.
 Status CheckOverlaps(const std::string& what, const auto& by_address) {
   Address end;
   for (const auto& [address, one] : by_address) {
@@ -65,7 +65,7 @@ Status CheckMappings(const State& s) {
   return {};
 }
 
-// All that is to be said of one is said at once: these are walks through all that a session holds, after every few events.
+// One walk for all checks of an allocation, because the checks run after every few events, over all that a session holds.
 Status CheckAllocations(const State& s, std::uint64_t& placed) {
   Counts<AllocationId> mapped(s.mappings.size());
   for (const auto& [address, m] : s.mappings) mapped.Add(m.allocation);

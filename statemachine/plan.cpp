@@ -20,7 +20,8 @@ class Places {
     const auto* const found = FindIn(places_, id);
     return found == nullptr ? none_ : *found;
   }
-  // Appends a step on each of its registrations that the card has, or has not; what is kept is left alone.
+  // Appends a step on each registration of the allocation whose presence on the card is `present`, but for those that a pause
+  // left.
   void OnRegions(StepKind kind, AllocationId id, const Allocation& a, bool present, std::vector<Step>& steps) const {
     const auto* const found = FindIn(regions_, id);
     if (found == nullptr) return;
@@ -37,8 +38,8 @@ class Places {
   std::vector<const Place*> none_;
 };
 
-// A pause left it in place, and its reason to stay may have gone since: it stays until the next pause. Saving more contents in
-// the undo of a resume would put those at risk that are saved.
+// A pause left the allocation in place, for a reason that may have gone since: it stays until the next pause. If the undo of a
+// resume saved its contents, the contents that are saved already would be at risk.
 bool LeftByPause(const State& state, const Allocation& a) {
   return state.LifecycleOf(a.pool) == Lifecycle::kResuming && a.resident && !a.saved && state.Preserves(a);
 }
@@ -82,7 +83,7 @@ void UnmapAll(AllocationId id, const Allocation& a, const Places& places, std::v
     if (place->second.present) steps.push_back(On(StepKind::kUnmap, id, a, place->first));
 }
 
-// The bindings of an object that are not as they are to be: in force, or not.
+// Steps for the bindings of an object that are not `bound` yet, or, if false, still are.
 void BindAll(const State& state, AllocationId object, bool bound, std::vector<Step>& steps) {
   const auto* const multicast = FindIn(state.multicasts, object);
   if (multicast == nullptr) return;
@@ -90,7 +91,7 @@ void BindAll(const State& state, AllocationId object, bool bound, std::vector<St
     if (b.bound != bound) steps.push_back({bound ? StepKind::kBind : StepKind::kUnbind, object, {}, b.bytes, b.device, offset});
 }
 
-// Takes the memory of this session from the multicast objects that it owns, or that it imported, and their mappings away.
+// Unmaps the multicast objects that this session owns, or those that it imported, and unbinds its memory from them.
 void PlanUnbind(const State& state, const Places& places, bool own, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (!a.rebuilt() || a.own() != own) continue;
@@ -99,7 +100,8 @@ void PlanUnbind(const State& state, const Places& places, bool own, std::vector<
   }
 }
 
-// What has to wait until every session has added its devices: before that the driver would hold up the calls.
+// Binding and mapping of multicast objects, after every session has added its devices: until then the driver blocks these
+// calls.
 void PlanBind(const State& state, const Places& places, std::vector<Step>& steps) {
   for (const auto& [id, a] : state.allocations) {
     if (!a.rebuilt()) continue;

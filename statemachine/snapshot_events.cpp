@@ -79,7 +79,7 @@ void AddCommunicators(std::vector<EventBody>& out, const State& s) {
     if (c.suspended) out.emplace_back(CommunicatorSuspended{id, true});
   }
 }
-// After the memory that was made for them, which keeps them known.
+// Ends come after the memory of what ended, because that memory refers to it.
 void AddEnds(std::vector<EventBody>& out, const State& s) {
   for (const auto& [id, c] : s.communicators)
     if (!c.ended.empty()) out.emplace_back(CommunicatorEnded{id, c.ended});
@@ -88,8 +88,8 @@ void AddEnds(std::vector<EventBody>& out, const State& s) {
     out.emplace_back(SharedOutside{what.first, what.second, share.pieces, share.bytes});
 }
 
-// The events of a scope's pause, and of the resume that may have followed, that lead to where its memory stands. The scope is a
-// pool's, or NCCL's (zero), which alone has multicast objects.
+// The events of a scope's last pause, and of the resume that may have followed, that lead to the present state of its memory.
+// The scope is a pool's, or NCCL's (zero), which alone has multicast objects.
 class ScopeCycleEvents {
  public:
   ScopeCycleEvents(std::vector<EventBody>& out, const State& s, PoolId id) : out_(out), s_(s), id_(id), scope_(s.ScopeOf(id)) {}
@@ -249,7 +249,7 @@ Result<std::vector<EventBody>> ToSnapshotEvents(const State& s) {
   AddEnds(out, s);
   for (const auto& [id, a] : s.allocations)
     if (a.guest_references == 0) out.emplace_back(AllocationReleased{id});
-  // What was paused before everything was kept is gone, and what was paused since is there.
+  // EverythingKept comes after the pauses where these have released memory, and before them where they have left all in place.
   const bool kept_last = std::ranges::any_of(s.allocations, [](const auto& item) { return !item.second.resident; });
   if (!s.kept_whole.empty() && !kept_last) out.emplace_back(EverythingKept{s.kept_whole});
   for (const auto& [id, pool] : s.pools) ScopeCycleEvents(out, s, id).Add();

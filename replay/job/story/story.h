@@ -96,14 +96,14 @@ struct Attempt {
   };
   std::optional<Failure> failed_step;  // the first
 
-  std::map<SessionId, std::uint64_t> heard;  // of whom the session that counts has heard, and how many votes
-  std::set<SessionId> asking;                // have come to it, because they asked this session whether it comes
-  Moment asked_before;                       // the first of them did so before this session came
-  std::map<SessionId, Moment> came_late;     // have come when this session had given up, and since when that is known
-  std::vector<CycleMember> culprits;         // because of whom it failed, as this session was told
+  std::map<SessionId, std::uint64_t> heard;  // members of which a leader has heard, and how many votes
+  std::set<SessionId> asking;                // members that have come, because they asked this session whether it comes
+  Moment asked_before;                       // when the first of them asked, where that was before this session came
+  std::map<SessionId, Moment> came_late;     // members that came after this session had given up, and when that was recorded
+  std::vector<CycleMember> culprits;         // because of whom it failed, as this session recorded it
 
-  // On a board: the ballots that failed, and the last one that it waits for, each as the board showed it last,
-  // with its seats by session.
+  // Of a board: its failed ballots, and the one that this session waits for now, each as the board showed it last, with its
+  // seats by session.
   std::vector<Dated<BallotShown>> ballots;
   bool on_board = false;  // it has read one
 
@@ -193,7 +193,7 @@ class EventTimes {
   std::uint64_t stride_ = 1;
 };
 
-// What this session was asked from outside, and what the driver did to its process.
+// Requests from outside to this session, and freezes of its process.
 struct Outside {
   std::optional<Dated<SafepointReached>> waits_in;  // where it waits: it has come for a pause, and no resume has ended
   std::optional<Dated<RequestEnded>> paused;        // the pause that holds
@@ -222,16 +222,17 @@ struct SessionStory {
     std::uint64_t count = 0;  // those of pools, too
     std::set<SessionId> members;
   } forgotten;
-  std::vector<Dated<PeerLost>> lost;                    // peers that closed or died, as seen here
-  std::vector<Dated<ProcessSeen>> seen;                 // processes of others, looked at here
-  std::vector<Dated<ThreadSeen>> threads;               // of this process, at its last look
+  std::vector<Dated<PeerLost>> lost;                    // connections that this session lost
+  std::vector<Dated<ProcessSeen>> seen;                 // sights of other sessions' processes
+  std::vector<Dated<ThreadSeen>> threads;               // of this process, when they were recorded last
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash
   std::vector<UnmadeCommunicator> unmade;               // the first few
   ReadyCommunicators for_clock;
-  std::map<SessionId, CycleMember> met;         // who others are, as cycles and arrivals name them
+  std::map<SessionId, CycleMember> met;         // other sessions, as cycles and arrivals name them
   std::optional<Dated<LaunchRefused>> refused;  // the first refused since it was paused last, with the count of all
   std::uint64_t launches_refused = 0;           // ever
-  // That others have come to and this session has not: only `kind`, `cycle`, `asking` and when the first was heard (`arrived`).
+  // A pause or resume to which others have come and this session has not: only `kind`, `cycle`, `asking`, and when the first
+  // request came (`arrived`).
   std::optional<Attempt> awaited;
   Outside outside;
   std::optional<Moment> broken_at;
@@ -245,8 +246,8 @@ struct SessionStory {
   Moment first;                // event that could be read
   EventTimes times;            // of a damaged journal: those behind the damage
   Moment last;                 // event that could be read
-  Moment acted;                // the last event that is more than the record of a wait
-  Moment since;                // when it began what it does: to run, to wait, to be paused, a step
+  Moment acted;                // the last event that is not the record of a wait
+  Moment since;                // of the last change of its lifecycle, phase, step or vote
   bool records_votes = false;  // journals of older builds do not have them
   bool dying = false;          // see CountTheDying
   std::string last_text;       // of `last`
@@ -313,7 +314,7 @@ class StoryBuilder final : public FoldObserver {
   PoolId pool_;
 };
 
-// What observes the fold of a journal beside the story, which it may look at and add to; null: nothing does.
+// An observer of a journal's fold beside the story, which it may read and add to; null: there is none.
 using Beside = std::function<std::unique_ptr<FoldObserver>(StoryBuilder& story)>;
 // Reads and checks one journal. A failure means that nothing could be read.
 Result<SessionStory> ReadStory(JournalReader& reader, const Beside& beside = {});

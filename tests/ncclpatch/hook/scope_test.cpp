@@ -12,6 +12,8 @@
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/intercept/others.h"
 
+extern "C" void* amem_route_dlsym(void* return_address, void* handle, const char* name);  // what the stub of dlsym asks
+
 namespace amem {
 namespace {
 
@@ -110,6 +112,21 @@ TEST_F(Reach, shared_names_a_library_that_had_looked_up_the_driver) {
   EXPECT_FALSE(Written().contains("libcudart.so.13 dlsym"));
   const std::vector<std::string> past = hook::PastAmem(kSharing);
   EXPECT_TRUE(std::ranges::find(past, "libcudart.so.13") != past.end());
+}
+
+// What is the next one depends on who asks, and an answer from here would be that of AMem's own question.
+TEST_F(Reach, a_library_that_asks_for_the_next_definition_gets_the_answer_to_its_own_question) {
+  hook::ReachOthers(intercept::CountingTables());
+  ASSERT_TRUE(hook::Attach().ok());
+  ElfImage library;
+  ElfImage::ForEach(
+      [&](const ElfImage& image) { return FileName(image) == "libone_shot_direct.so" && (library = image, true); });
+  void* const caller = library.Find("one_shot_free");
+  ASSERT_NE(caller, nullptr);
+  const auto answers = [&](void* handle, const char* name) { return amem_route_dlsym(caller, handle, name); };
+  void* const driver = dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  EXPECT_NE(answers(driver, "cuMemFree_v2"), answers(driver, "unknown")) << "it is answered here";
+  EXPECT_EQ(answers(RTLD_NEXT, "cuMemFree_v2"), answers(RTLD_NEXT, "unknown"));
 }
 
 TEST(PastAmem, a_library_that_comes_later_is_noticed_and_one_that_goes) {

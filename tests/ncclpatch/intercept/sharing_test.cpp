@@ -106,9 +106,11 @@ TEST_F(FabricHandles, are_refused_by_the_driver_where_memory_was_not_made_for_th
   CUmemGenericAllocationHandle plain = 0;
   properties_.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   ASSERT_EQ(Driver<decltype(cuMemCreate)>("cuMemCreate")(&plain, kBytes, &properties_, 0), CUDA_SUCCESS);
+  const std::uint64_t exported = Count<Exported>();
   EXPECT_EQ(Driver<decltype(cuMemExportToShareableHandle)>("cuMemExportToShareableHandle")(fabric_, plain,
                                                                                            CU_MEM_HANDLE_TYPE_FABRIC, 0),
             CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(Count<Exported>(), exported) << "nobody has it, and a pause may take the memory";
   EXPECT_EQ(Driver<decltype(cuMemRelease)>("cuMemRelease")(plain), CUDA_SUCCESS);
 }
 

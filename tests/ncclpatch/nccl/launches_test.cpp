@@ -190,6 +190,21 @@ TEST_F(Launches, a_closed_gate_holds_a_launch_until_its_target_rises_or_it_is_le
 }
 
 // The thread would otherwise never come back from a communicator that its peers make behind the gate.
+// As a tool does each second, so that the rank knows that it lives.
+TEST_F(Launches, an_order_that_is_given_again_without_its_targets_lets_those_be_followed) {
+  ncclComm* const comm = Make("given again", 0, 2);
+  const std::uint64_t to_here = agreement::ClockOfPair(ClockOf(comm), 1, 0).value;
+  launches::Hold({.version = 2, .targets = {{.device = 0, .clock = to_here, .count = 1}}});
+  launches::Hold({.version = 2});
+  std::atomic<bool> received{false};
+  std::thread program([&] { received = Receive(comm, 1) == 0; });
+  for (int i = 0; i < 5000 && !received; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(received);
+  launches::LetGo();
+  program.join();
+  Destroy(comm);
+}
+
 TEST_F(Launches, a_communicator_that_is_being_made_is_held_too_and_is_inside_while_it_is_made) {
   launches::Hold({.version = 1});
   ncclComm* made = nullptr;

@@ -319,6 +319,9 @@ void Together() {
   EXPECT(InUse() == 0);
   EXPECT(Resume({"a", "b", "c"}) == 0);
   EXPECT(Holds(a) && Holds(b) && Holds(c));
+  FailNext("Unmap", 3, CUDA_ERROR_UNKNOWN);
+  EXPECT(Pause({"a", "b", "c"}) == 1 && Says("; tag b was resumed again; tag a was resumed again"));  // the last one first
+  EXPECT(Holds(a) && Holds(b) && Holds(c));
 }
 
 // What is asked for while the thread is busy is done by priority: the second to map memory is what has the higher one. And a

@@ -825,6 +825,7 @@ with amem.paused():
         assert "is refused" in reason and "paused" in reason and "ncclResume" in reason, reason
     nccl.stand_in_nccl_failed(b"Cuda failure 401")
     assert all_reduce() != 0 and said().endswith("\\nNCCL: Cuda failure 401") and said().startswith("AMem: "), said()
+    nccl.stand_in_nccl_failed(b"of another call")  # before AMem refuses the next
     failed, _ = init(b"two")
     for reason in (said(), amem._calls.last_error()):
         assert failed == 5 and "while NCCL's memory is paused" in reason and "amem.resume" in reason, (failed, reason)

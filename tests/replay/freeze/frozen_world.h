@@ -140,7 +140,8 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     if (does_not_come) return {Code::kTimeout, "rank 1 did not come"};
     EXPECT_TRUE(asked.all_tags);
     std::optional<Status> allowed = asked.may_pause ? std::nullopt : std::optional<Status>(Status());
-    while (!allowed) allowed = asked.may_pause();  // the ranks have come, and wait
+    for (; !allowed; allowed = asked.may_pause())  // the ranks have come, and wait, and leave the processor to the checks
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
     AMEM_TRY(*allowed);
     if (when_pausing) when_pausing();
     return Call(FakeCall::kPause, [&]() -> Status {

@@ -140,7 +140,7 @@ class Unmodified : public ::testing::Test {
     const Rank refused =
         Tool(parks ? Words{"park", "--deadline", "1"} : Words{"pause", "--between-launches", "--deadline", "1"});
     EXPECT_EQ(refused.status, 3) << refused.out << refused.err;
-    EXPECT_NE(refused.err.find("nothing was paused; all run on"), std::string::npos) << refused.err;
+    EXPECT_NE(refused.err.find("nothing was paused, and all run on"), std::string::npos) << refused.err;
     for (const std::string& reason : reasons)
       EXPECT_NE(refused.err.find(reason), std::string::npos) << reason << ": " << refused.err;
   }

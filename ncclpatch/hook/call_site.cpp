@@ -37,7 +37,7 @@ struct Search {
   std::size_t frames = 0;
 };
 
-_Unwind_Reason_Code LookAt(_Unwind_Context* context, void* argument) {
+_Unwind_Reason_Code VisitCaller(_Unwind_Context* context, void* argument) {
   constexpr std::size_t kMostFrames = 64;
   auto& search = *static_cast<Search*>(argument);
   const auto address = static_cast<std::uintptr_t>(_Unwind_GetIP(context));
@@ -61,8 +61,8 @@ std::string FileName(const ElfImage& image) {
 
 bool CallingImage(ElfImage* found) {
   Search search;
-  static_cast<void>(ElfImage::Containing(reinterpret_cast<const void*>(&LookAt), &search.own));
-  _Unwind_Backtrace(&LookAt, &search);
+  static_cast<void>(ElfImage::Containing(reinterpret_cast<const void*>(&VisitCaller), &search.own));
+  _Unwind_Backtrace(&VisitCaller, &search);
   *found = search.found;
   return search.found.text_end() != 0;
 }

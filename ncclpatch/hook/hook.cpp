@@ -43,7 +43,7 @@ constinit std::atomic<void*> g_driver_library{nullptr};
 constinit std::mutex g_patch_mutex;  // guards import tables: one thread at a time unseals, writes and seals a page
 constinit std::atomic<Report> g_report{nullptr};
 
-void Tell(bool failed, const std::string& message) {
+void SendReport(bool failed, const std::string& message) {
   if (const Report report = g_report.load(std::memory_order_acquire)) report(failed, message);
 }
 
@@ -65,7 +65,7 @@ void* InLibc(Definitions& of) {
   return Once(of.libc, [&] { return FindInLibc(of.name); });
 }
 
-bool LeadsHere(std::uintptr_t target) {
+bool IsOwnCode(std::uintptr_t target) {
   ElfImage self;
   return ElfImage::Containing(reinterpret_cast<const void*>(&amem_dlsym_stub), &self) && self.InText(target);
 }
@@ -83,7 +83,7 @@ void* Next(Definitions& of) {
 void* First(Definitions& of) {
   return Once(of.first, [&] {
     void* const found = RealDlsym(dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD), of.name);
-    return found == nullptr || LeadsHere(reinterpret_cast<std::uintptr_t>(found)) ? Next(of) : found;
+    return found == nullptr || IsOwnCode(reinterpret_cast<std::uintptr_t>(found)) ? Next(of) : found;
   });
 }
 Dlsym FirstDlsym() { return reinterpret_cast<Dlsym>(First(g_dlsym)); }
@@ -113,7 +113,7 @@ const char* WayOf(const ElfImage& image) {
 bool Take(const ElfImage& image, const char* way) {
   const Library* library = libraries::Register(image, way);
   if (library == nullptr) return false;
-  if (const Status status = redirects::Set(*library, image); !status) Tell(true, status.message());
+  if (const Status status = redirects::Set(*library, image); !status) SendReport(true, status.message());
   return true;
 }
 
@@ -179,7 +179,7 @@ Status Patch(const ElfImage& image, const char* way) {
   if (const auto slot = image.ImportSlot("dlvsym"))
     AMEM_TRY(image.Write(slot, reinterpret_cast<const void*>(&amem_dlvsym_stub)));
   Take(image, way);
-  Tell(false, fmt::format("{} is under AMem ({})", image.path(), way));
+  SendReport(false, fmt::format("{} is under AMem ({})", image.path(), way));
   return Status::Ok();
 }
 
@@ -200,7 +200,7 @@ Status TooLate(const ElfImage& image) {
 Status AttachTo(const ElfImage& image) {
   const ElfImage::Slot slot = image.ImportSlot("dlsym");
   if (!slot) return {Code::kUnsupported, fmt::format("attach to {}: it does not import dlsym", image.path())};
-  if (LeadsHere(*slot.where)) {
+  if (IsOwnCode(*slot.where)) {
     Take(image, WayOf(image));
     return Status::Ok();
   }
@@ -227,7 +227,7 @@ struct TooLate {
   std::string library, name;  // which function it may have called before; empty: any
 };
 struct Known {
-  std::set<std::pair<std::uintptr_t, std::string>> looked_at;  // by where it is, where another may be loaded later, and path
+  std::set<std::pair<std::uintptr_t, std::string>> patched;  // by where it is, where another may be loaded later, and path
   std::vector<TooLate> too_late;
 };
 constinit Known* known = nullptr;  // with g_patch_mutex held; never destroyed
@@ -248,7 +248,7 @@ Status PatchImports(const ElfImage& image, bool late) {
     if (!(IsDriverName(name) || IsNetworkName(name)) || !replacements::Has(names, name)) return;
     const bool unbound = image.Unbound(slot);
     void* const real = unbound ? InAnyLibrary(name) : reinterpret_cast<void*>(*slot.where);
-    if (real == nullptr || LeadsHere(reinterpret_cast<std::uintptr_t>(real))) return;
+    if (real == nullptr || IsOwnCode(reinterpret_cast<std::uintptr_t>(real))) return;
     if (!unbound && late) known->too_late.push_back({FileName(image), name});
     void* const entry = replacements::BindExported(name, real, nullptr, replacements::Caller::kOther);
     if (Status written = image.Write(slot, entry); !written && first) first = std::move(written);
@@ -259,7 +259,7 @@ Status PatchImports(const ElfImage& image, bool late) {
 Status PatchLookUp(const ElfImage& image, const char* function, void (*stub)()) {
   const ElfImage::Slot slot = image.ImportSlot(function);
   const bool finds_ours = slot && image.Unbound(slot) && IsPreloaded();
-  if (!slot || LeadsHere(*slot.where) || finds_ours) return Status::Ok();
+  if (!slot || IsOwnCode(*slot.where) || finds_ours) return Status::Ok();
   if (HasLookedUpTheDriver(image, slot)) {
     known->too_late.push_back({FileName(image), ""});
     return {Code::kRefused,
@@ -280,12 +280,12 @@ void PatchAll() {
   const bool late = !IsPreloaded() || (known == nullptr && g_reach_late.load());
   if (known == nullptr) known = new Known;
   const auto is_new = [](const ElfImage& image) {
-    return IsOther(image) && !IsNccl(image) && !known->looked_at.contains({image.base(), image.path()});
+    return IsOther(image) && !IsNccl(image) && !known->patched.contains({image.base(), image.path()});
   };
   for (const ElfImage& image : LoadedThat(is_new)) {
-    known->looked_at.emplace(image.base(), image.path());
+    known->patched.emplace(image.base(), image.path());
     // From a tag on, in the default scope, what is not seen is told where it matters (PastAmem).
-    if (const Status status = Patch(image, late); !status) Tell(!g_reach_late.load(), status.message());
+    if (const Status status = Patch(image, late); !status) SendReport(!g_reach_late.load(), status.message());
   }
 }
 
@@ -296,14 +296,14 @@ bool HasEntryPoints(const ElfImage& image) {
   return image.Find("ncclCommInitRankConfig") != nullptr || image.Find("ncclCommInitRank") != nullptr;
 }
 
-Presence Look(const ElfImage& image) {
+Presence PresenceOf(const ElfImage& image) {
   Presence found{image.path(), libraries::VersionOf(image), "", ""};
   const ElfImage::Slot slot = image.ImportSlot("dlsym");
   if (!IsNccl(image))
     found.why = "NCCL is linked into this library, whose driver calls AMem cannot tell from NCCL's";
   else if (!slot)
     found.why = "it does not import dlsym";
-  else if (LeadsHere(*slot.where))
+  else if (IsOwnCode(*slot.where))
     found.way = WayOf(image);
   else if (HasLookedUpTheDriver(image, slot))
     found.why =
@@ -319,7 +319,7 @@ constinit std::atomic<std::uint64_t> g_patches{0};
 
 void PatchLoaded() {
   for (const ElfImage& image : LoadedThat(&IsNccl))
-    if (const Status status = AttachTo(image); status.code() == Code::kIo) Tell(true, status.message());
+    if (const Status status = AttachTo(image); status.code() == Code::kIo) SendReport(true, status.message());
   if (Reaches()) others::PatchAll();
   g_patches.fetch_add(1);
 }
@@ -420,7 +420,7 @@ Status Attach() {
 std::vector<Presence> Survey() {
   const auto has_nccl = [](const ElfImage& image) { return StartsWith(image.soname(), "libnccl.so") || HasEntryPoints(image); };
   std::vector<Presence> found;
-  for (const ElfImage& image : LoadedThat(has_nccl)) found.push_back(Look(image));
+  for (const ElfImage& image : LoadedThat(has_nccl)) found.push_back(PresenceOf(image));
   return found;
 }
 
@@ -429,9 +429,9 @@ void ReachOthers(const replacements::Tables& names, bool late) {
   if (g_reach.compare_exchange_strong(none, &names)) g_reach_late.store(late);
 }
 
-bool HearsOthers() {
+bool InterceptsOthers() {
   static const bool first =
-      LeadsHere(reinterpret_cast<std::uintptr_t>(RealDlsym(dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD), "dlsym")));
+      IsOwnCode(reinterpret_cast<std::uintptr_t>(RealDlsym(dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD), "dlsym")));
   return (first || (Reaches() && !g_reach_late.load())) && g_enabled.load(std::memory_order_acquire);
 }
 
@@ -441,7 +441,7 @@ std::vector<std::string> PastAmem(std::span<const char* const> names) {
     if (!image.Needs(others::kDriver) || libraries::Knows(image)) return false;
     const auto past = [&](const char* name) {
       const ElfImage::Slot slot = image.ImportSlot(name);
-      return slot && !LeadsHere(*slot.where);
+      return slot && !IsOwnCode(*slot.where);
     };
     if (std::ranges::any_of(names, past)) found.emplace_back(FileName(image));
     return false;

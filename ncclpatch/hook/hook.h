@@ -69,7 +69,7 @@ std::vector<Presence> Survey();
 void ReachOthers(const replacements::Tables& names, bool late = false);
 // Whether other libraries look up the driver's functions through this one, and have from the start: by the dlsym that it
 // exports, which is the first of the process, or because of ReachOthers.
-bool HearsOthers();
+bool InterceptsOthers();
 // Libraries that call one of these functions of the driver past AMem: they import it from libcuda, or had looked it up before
 // AMem was there.
 std::vector<std::string> PastAmem(std::span<const char* const> names);

@@ -91,47 +91,60 @@ std::shared_ptr<CountedPair> Card::Remove(std::uint32_t number) {
   return std::move(pairs_.extract(found).mapped());
 }
 
+// The sends of one list, by what says that they have ended: a completion, which is counted; nothing, so that what they read is
+// noted; or the call itself, which has copied what it sends inline.
+struct SendsByEnd {
+  std::int64_t signaled = 0;
+  // What those read that come after the last one with a completion, which ends after all before it.
+  std::uint64_t silent_begin = ~std::uint64_t{0}, silent_end = 0;
+
+  void Add(const verbs::Send& one, bool is_signaled) {
+    if (is_signaled) *this = {.signaled = signaled + 1};
+    if (is_signaled || (one.flags & verbs::kInline) != 0) return;
+    for (int i = 0; i < one.count; ++i) {
+      silent_begin = std::min(silent_begin, one.parts[i].address);
+      silent_end = std::max(silent_end, one.parts[i].address + one.parts[i].bytes);
+    }
+  }
+  // Without a completion, those of before are as silent as before.
+  void NoteSilent(CountedPair& pair) const {
+    if (silent_end == 0 && signaled == 0) return;
+    const bool adds = signaled == 0;
+    const std::uint64_t begin = pair.silent_begin.load(std::memory_order_relaxed);
+    const std::uint64_t end = pair.silent_end.load(std::memory_order_relaxed);
+    pair.silent_begin.store(adds ? std::min(silent_begin, begin) : silent_begin, std::memory_order_relaxed);
+    pair.silent_end.store(adds ? std::max(silent_end, end) : silent_end, std::memory_order_relaxed);
+  }
+};
+
+static bool IsSignaled(const verbs::Send& one, const CountedPair& pair) {
+  return (one.flags & verbs::kSignaled) != 0 || pair.signals_all;
+}
+
+// Counts what is posted before the gate is checked. False: the gate stays shut, and nothing is counted.
+bool Card::Enter(std::atomic<std::int64_t>& count, std::int64_t posted) {
+  for (;;) {
+    count.fetch_add(posted);
+    if (!IsShut()) [[likely]]
+      return true;
+    count.fetch_sub(posted);
+    if (!AwaitReopening()) return false;
+  }
+}
+
 int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
   if (replacements::inert.load(std::memory_order_relaxed)) return send_(pair, work, bad);
   CountedPair& counted = Counted(pair->number);
-  constexpr std::uint64_t kNone = ~std::uint64_t{0};
-  const auto is_signaled = [&](const verbs::Send& one) { return (one.flags & verbs::kSignaled) != 0 || counted.signals_all; };
-  std::int64_t signaled = 0;
-  std::uint64_t silent_begin = kNone, silent_end = 0;
-  for (const verbs::Send* one = work; one != nullptr; one = one->next) {
-    if (is_signaled(*one)) {
-      ++signaled;
-      silent_begin = kNone, silent_end = 0;
-    } else if ((one->flags & verbs::kInline) == 0) {
-      for (int i = 0; i < one->count; ++i) {
-        silent_begin = std::min(silent_begin, one->parts[i].address);
-        silent_end = std::max(silent_end, one->parts[i].address + one->parts[i].bytes);
-      }
-    }
-  }
+  SendsByEnd sends;
+  for (const verbs::Send* one = work; one != nullptr; one = one->next) sends.Add(*one, IsSignaled(*one, counted));
   // A send that is signaled is under way until its completion, so it needs no count of those that are inside.
-  const std::int64_t counts = signaled > 0 ? signaled : kInside;
-  for (;;) {
-    counted.sends.fetch_add(counts);
-    if (!IsShut()) [[likely]]
-      break;
-    counted.sends.fetch_sub(counts);
-    if (!AwaitReopening()) return EIO;
-  }
+  if (!Enter(counted.sends, sends.signaled > 0 ? sends.signaled : kInside)) return EIO;
   Forever<Cards>().Refresh(pair->domain, work);
-  if (silent_end != 0 || signaled != 0) {
-    if (signaled == 0) {  // those of before are as silent
-      silent_begin = std::min(silent_begin, counted.silent_begin.load(std::memory_order_relaxed));
-      silent_end = std::max(silent_end, counted.silent_end.load(std::memory_order_relaxed));
-    }
-    counted.silent_begin.store(silent_begin, std::memory_order_relaxed);
-    counted.silent_end.store(silent_end, std::memory_order_relaxed);
-  }
+  sends.NoteSilent(counted);
   const int result = send_(pair, work, bad);
-  std::int64_t ended = signaled > 0 ? 0 : kInside;
-  if (result != 0 && bad != nullptr) {
-    for (const verbs::Send* one = *bad; one != nullptr; one = one->next) ended += is_signaled(*one) ? 1 : 0;
-  }
+  std::int64_t ended = sends.signaled > 0 ? 0 : kInside;
+  if (result != 0 && bad != nullptr)  // from there on the card has taken none
+    for (const verbs::Send* one = *bad; one != nullptr; one = one->next) ended += IsSignaled(*one, counted) ? 1 : 0;
   if (ended != 0) counted.sends.fetch_sub(ended);
   return result;
 }
@@ -145,14 +158,7 @@ int Card::PostReceive(verbs::Pair* pair, verbs::Receive* work, verbs::Receive** 
     for (; first != nullptr; first = first->next) ++all;
     return all;
   };
-  const std::int64_t posted = count(work);
-  for (;;) {
-    counted.receives.fetch_add(posted);
-    if (!IsShut()) [[likely]]
-      break;
-    counted.receives.fetch_sub(posted);
-    if (!AwaitReopening()) return EIO;
-  }
+  if (!Enter(counted.receives, count(work))) return EIO;
   const int result = receive_(pair, work, bad);
   if (result != 0 && bad != nullptr) counted.receives.fetch_sub(count(*bad));
   return result;

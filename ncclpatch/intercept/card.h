@@ -54,6 +54,7 @@ class Card final : public TrafficGate {
   [[nodiscard]] CountedPair* Find(std::uint32_t number) const;
   [[nodiscard]] CountedPair& Counted(std::uint32_t number);
   bool Put(CountedPair* pair, std::uint32_t number);
+  bool Enter(std::atomic<std::int64_t>& count, std::int64_t posted);
 
   std::atomic<verbs::Context*> context_{nullptr};
   std::string name_;

@@ -10,6 +10,7 @@
 
 #include "ncclpatch/intercept/live_keys.h"
 #include "ncclpatch/nccl/attribution.h"
+#include "statemachine/check.h"
 
 namespace amem::intercept {
 namespace {
@@ -213,6 +214,8 @@ Status Cards::Deregister(RegionId region) {
   auto* const found = FindIn(by_id_, region);
   if (found == nullptr || (*found)->real == nullptr) return {};
   Held& held = **found;
+  AMEM_CHECK(held.id == region);
+  AMEM_CHECK(held.card != nullptr, region);
   if (!held.card->IsShut()) return {Code::kInvalid, held.card->name() + " is not shut"};
   if (const int result = held.way.undo(held.real); result != 0)
     return {Code::kIo,
@@ -229,6 +232,7 @@ Status Cards::Register(RegionId region) {
   auto* const found = FindIn(by_id_, region);
   if (found == nullptr || (*found)->real != nullptr) return {};
   Held& held = **found;
+  AMEM_CHECK(held.id == region);
   held.real = held.way.again();
   if (held.real == nullptr) {
     const int why = errno;

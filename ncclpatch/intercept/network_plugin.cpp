@@ -301,7 +301,9 @@ void* TransferOf(const Kind& kind, std::size_t function, const Wrappers& wrapper
 
 // What stands at a place of a table in place of the plugin's function; null: that function.
 void* WrapperOf(const Kind& kind, bool renews, std::size_t function, const Wrappers& wrappers) {
-  const auto& [by_address, of_dma_buf] = wrappers.reg_mr.at(static_cast<std::size_t>(kind.family));
+  const auto family = static_cast<std::size_t>(kind.family);
+  if (family >= wrappers.reg_mr.size()) return nullptr;
+  const auto& [by_address, of_dma_buf] = wrappers.reg_mr[family];
   if (function == kInit) return wrappers.init;
   if (function == kind.reg_mr()) return by_address;
   if (function == kind.reg_mr() + 1 && kind.has_dma_buf()) return of_dma_buf;
@@ -313,7 +315,9 @@ void* WrapperOf(const Kind& kind, bool renews, std::size_t function, const Wrapp
 
 void Refresh(PluginTable& table) {
   static const auto all = AllWrappers(std::make_index_sequence<kMostTables>());
-  const Wrappers& wrappers = all.at(static_cast<std::size_t>(&table - &TableAt(0)));
+  const auto place = static_cast<std::size_t>(&table - &TableAt(0));
+  if (place >= all.size()) return;
+  const Wrappers& wrappers = all[place];
   const std::lock_guard lock(g_tables_mutex);
   const bool renews = CanRenew(table);
   for (std::size_t i = 0; i < table.functions; ++i) {

@@ -204,40 +204,40 @@ Outside::Outside() {
 }
 
 // Each pause asks, and a process of PyTorch's has some hundred libraries.
-void Outside::LookForThosePastAmem() {
+void Outside::FindLibrariesPastAmem() {
   const std::uint64_t imports = hook::ImportCount();
   {
     const std::lock_guard lock(mutex_);
-    if (looked_at_ == imports) return;
+    if (surveyed_at_ == imports) return;
   }
   std::vector<std::string> found = hook::PastAmem(kSharing);
   const std::lock_guard lock(mutex_);
   past_amem_ = std::move(found);
-  looked_at_ = imports;
+  surveyed_at_ = imports;
 }
 
-void Outside::Tell(Session& session, bool wait) {
+void Outside::JournalChanges(Session& session, bool wait) {
   constexpr std::chrono::milliseconds kSoon{10};
-  std::unique_lock order(telling_, std::defer_lock);
+  std::unique_lock order(journaling_, std::defer_lock);
   if (!wait && !order.try_lock()) return;
   if (wait) order.lock();
   std::map<Who, OutsideShare> now = Sums();
   std::vector<EventBody> news;
-  for (const auto& [who, share] : told_)
+  for (const auto& [who, share] : journaled_)
     if (!now.contains(who)) news.emplace_back(SharedOutside{who.first, who.second, 0, 0});
   for (const auto& [who, share] : now)
-    if (const auto before = told_.find(who); before == told_.end() || before->second != share)
+    if (const auto before = journaled_.find(who); before == journaled_.end() || before->second != share)
       news.emplace_back(SharedOutside{who.first, who.second, share.pieces, share.bytes});
   if (news.empty() || (!wait && !session.records().TryNote(news, kSoon))) return;
   for (EventBody& event : wait ? news : std::vector<EventBody>()) session.records().Note(std::move(event));
-  told_ = std::move(now);
+  journaled_ = std::move(now);
 }
 
 std::map<Outside::Who, OutsideShare> Outside::Sums() {
   const std::lock_guard lock(mutex_);
   std::map<Who, OutsideShare> sums = sums_;
   for (const std::string& library : past_amem_) sums[{library, OutsideKind::kUnseen}] = {1, 0};
-  if (missed_.load() || !hook::HearsOthers()) sums[{"", OutsideKind::kUnseen}] = {1, 0};
+  if (missed_.load() || !hook::InterceptsOthers()) sums[{"", OutsideKind::kUnseen}] = {1, 0};
   return sums;
 }
 
@@ -279,13 +279,13 @@ const replacements::Tables& WiderTables(LibraryScope scope) {
   return scope == LibraryScope::kAll ? of_all : of_shared;
 }
 
-void TellOfOthers(Session& session, bool wait) {
-  if (!wait) return Forever<Outside>().Tell(session, false);
+void JournalOthers(Session& session, bool wait) {
+  if (!wait) return Forever<Outside>().JournalChanges(session, false);
   hook::PatchIfLoaded();
   Forever<Registrations>().DropClosed();
   OpenProgram(session);
-  Forever<Outside>().LookForThosePastAmem();
-  Forever<Outside>().Tell(session);
+  Forever<Outside>().FindLibrariesPastAmem();
+  Forever<Outside>().JournalChanges(session);
 }
 
 }  // namespace amem::intercept

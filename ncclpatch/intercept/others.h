@@ -36,7 +36,7 @@ void Widen(LibraryScope scope);  // installs them
 
 // Tells the session what other libraries share (SharedOutside), and which of them share by calls that AMem does not see. For
 // Runtime::Above. Without `wait` only the first, and only if that can be done soon.
-void TellOfOthers(Session& session, bool wait = true);
+void JournalOthers(Session& session, bool wait = true);
 
 // By these a library begins to share.
 inline constexpr std::array kSharing = {"cuIpcGetMemHandle",
@@ -175,9 +175,9 @@ class Outside {
       Forever<Outside>().missed_.store(true);
     }
   }
-  void LookForThosePastAmem();
-  // The last that is told is the latest. Without `wait` nothing is told where a lock cannot be had soon.
-  void Tell(Session& session, bool wait = true);
+  void FindLibrariesPastAmem();
+  // The last that is journaled is the latest. Without `wait` nothing is, where a lock cannot be had soon.
+  void JournalChanges(Session& session, bool wait = true);
   std::map<Who, OutsideShare> Sums();
 
  private:
@@ -194,7 +194,7 @@ class Outside {
       count_.store(pieces_.size());
       if (!changed_) return;
     }
-    if (Session* session = Runtime::Get().started()) Tell(*session);
+    if (Session* session = Runtime::Get().started()) JournalChanges(*session);
   }
   Pieces::iterator First(std::uint64_t key) { return pieces_.lower_bound({key, OutsideKind{}}); }
   void Count(const Pieces::value_type& piece, int sign) {
@@ -240,9 +240,9 @@ class Outside {
   std::map<Who, OutsideShare> sums_;  // of pieces
   bool changed_ = false;              // these
   std::vector<std::string> past_amem_;
-  std::uint64_t looked_at_ = std::numeric_limits<std::uint64_t>::max();  // hook::ImportCount
-  std::mutex telling_;
-  std::map<Who, OutsideShare> told_;
+  std::uint64_t surveyed_at_ = std::numeric_limits<std::uint64_t>::max();  // hook::ImportCount
+  std::mutex journaling_;
+  std::map<Who, OutsideShare> journaled_;
 };
 
 // A call that begins something: made(outside, arguments...) counts it after it was made.

@@ -44,7 +44,7 @@ __attribute__((constructor)) void OnLoad() {
     replacements::Install(&intercept::WrapPlugin);
     replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
     Runtime::Get().SetAbove(
-        {&intercept::TrimPools, &intercept::TellOfOthers, &ReachOthers, &intercept::Renew, &intercept::Guard});
+        {&intercept::TrimPools, &intercept::JournalOthers, &ReachOthers, &intercept::Renew, &intercept::Guard});
     Runtime::Get().Load(kNames);
   } catch (const std::exception& error) {
     log::Error(fmt::format("loading: {}; AMem is off in this process", error.what()));

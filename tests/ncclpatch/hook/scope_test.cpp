@@ -63,7 +63,7 @@ TEST_F(Reach, nccl_writes_no_other_library) {
   Slots written = Written();
   for (const std::string& slot : before) written.erase(slot);
   EXPECT_EQ(written, (Slots{"libnccl.so.2 dlsym", "libnccl.so.2 dlvsym"}));
-  EXPECT_FALSE(hook::HearsOthers());
+  EXPECT_FALSE(hook::InterceptsOthers());
   EXPECT_EQ(hook::PastAmem(kSharing), std::vector<std::string>{"libone_shot_direct.so"});
 }
 
@@ -81,7 +81,7 @@ TEST_F(Reach, shared_reaches_a_library_by_what_it_imports) {
   for (const char* slot : {"libone_shot_direct.so cuMemAlloc_v2", "libcuda.so.1 dlsym"})
     EXPECT_FALSE(written.contains(slot)) << slot;
   CallTheRuntime();
-  EXPECT_TRUE(hook::HearsOthers());
+  EXPECT_TRUE(hook::InterceptsOthers());
   EXPECT_EQ(hook::PastAmem(kSharing), std::vector<std::string>{"libone_shot_direct.so"}) << "it may have called before";
 }
 
@@ -100,7 +100,7 @@ TEST_F(Reach, from_the_first_tag_on_the_default_scope_reaches_what_gets_hold_of_
   for (const char* slot : {"libholder.so cuMemRetainAllocationHandle", "libholder.so cuMemRelease", "libholder.so ibv_reg_mr",
                            "libholder.so ibv_dereg_mr"})
     EXPECT_TRUE(written.contains(slot)) << slot;
-  EXPECT_FALSE(hook::HearsOthers()) << "what libraries shared before was not seen";
+  EXPECT_FALSE(hook::InterceptsOthers()) << "what libraries shared before was not seen";
   EXPECT_EQ(hook::PastAmem(kSharing), std::vector<std::string>{"libone_shot_direct.so"}) << "it may have called before";
 }
 
@@ -131,7 +131,7 @@ TEST_F(Reach, a_library_that_asks_for_the_next_definition_gets_the_answer_to_its
 
 TEST(PastAmem, a_library_that_comes_later_is_noticed_and_one_that_goes) {
   const auto is_past = [] {
-    Forever<intercept::Outside>().LookForThosePastAmem();
+    Forever<intercept::Outside>().FindLibrariesPastAmem();
     return Forever<intercept::Outside>().Sums().contains({"libone_shot_direct.so", OutsideKind::kUnseen});
   };
   ASSERT_NE(dlopen(AMEM_STAND_INS "/libcuda.so.1", RTLD_NOW | RTLD_LOCAL), nullptr) << dlerror();

@@ -15,7 +15,7 @@ class Others : public Intercepted {
   static void SetUpTestSuite() {
     Intercepted::SetUpTestSuite();
     replacements::Install(intercept::CountingTables(), replacements::Caller::kOther);
-    intercept::TellOfOthers(session());
+    intercept::JournalOthers(session());
   }
   static OutsideShare Now(OutsideKind kind) {
     OutsideShare sum;
@@ -258,10 +258,10 @@ TEST_F(Guarded, memory_behind_a_dma_buf_stays_until_its_registration_ends_and_it
   void* const region = enroll(nullptr, 0, kBytes, 0, descriptor, 1);
   IsHeld();
   ASSERT_EQ(end(region), 0);
-  intercept::TellOfOthers(session());
+  intercept::JournalOthers(session());
   IsHeld();
   ::close(descriptor);
-  intercept::TellOfOthers(session());
+  intercept::JournalOthers(session());
   IsFree();
 }
 

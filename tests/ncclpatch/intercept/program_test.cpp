@@ -21,7 +21,7 @@ class Program : public Intercepted {
   static void SetUpTestSuite() {
     Intercepted::SetUpTestSuite();
     intercept::Widen(LibraryScope::kAll);
-    intercept::TellOfOthers(session());
+    intercept::JournalOthers(session());
   }
   static void TearDownTestSuite() {
     intercept::Widen(LibraryScope::kShared);
@@ -42,7 +42,7 @@ class Program : public Intercepted {
     return state.pools.at(state.PoolNamed("program")).parts;
   }
   static std::map<std::string, OutsideShare> Left(bool wait = true) {
-    intercept::TellOfOthers(session(), wait);
+    intercept::JournalOthers(session(), wait);
     std::map<std::string, OutsideShare> left;
     for (const auto& [what, share] : session().CopyState().outside)
       if (what.second == OutsideKind::kLeft) left[what.first] = share;

@@ -85,8 +85,8 @@ void NoteContext(std::span<const nccl::launches::Launched> launched, CUstream st
   if (stream != nullptr && stream != CU_STREAM_LEGACY) return;
   const CUcontext current = CurrentContext();
   for (const nccl::launches::Launched& one : launched)
-    if (current == nullptr || PrimaryContext(DeviceOrdinal{one.counted->device}) != current)
-      one.counted->unawaited.store("by a CUDA graph on the default stream of another context than its GPU's primary one");
+    if (current == nullptr || PrimaryContext(DeviceOrdinal{one.counted->member.device}) != current)
+      one.counted->streams.CannotAwait("by a CUDA graph on the default stream of another context than its GPU's primary one");
 }
 
 struct Launch : Named<"cuGraphLaunch"> {

@@ -56,7 +56,7 @@ Network* Renew() {
   tables->push_back(CountedCardReplacements());
   static const replacements::Tables all(*tables);
   replacements::Install(all);
-  nccl::TellServiceThreads();
+  nccl::TrackServiceThreads();
   nccl::SetEnding(&TrafficGate::Ending);
   return &Forever<AllNetworks>();
 }

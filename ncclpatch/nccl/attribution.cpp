@@ -25,31 +25,31 @@ struct Start {
   Routine routine;
   void* argument;
   CommunicatorId id;
-  bool services;
+  Origin origin;
 };
 
-constinit std::atomic<bool> g_tells{false};
+constinit std::atomic<bool> g_tracks_services{false};
 constinit std::atomic<Ending> g_ending{nullptr};
 
 // Of a thread that this one is about to start.
 bool Services(const void* runs) noexcept {
-  if (!g_tells.load(std::memory_order_relaxed)) return false;
-  return t_state.runs == nullptr ? t_state.making : t_state.runs != runs;
+  if (!g_tracks_services.load(std::memory_order_relaxed)) return false;
+  const void* const starter = t_state.origin.runs;
+  return starter == nullptr ? t_state.call.inside == Inside::kMaking : starter != runs;
 }
 
 void* Run(void* argument) {
   const Start start = *std::unique_ptr<Start>(static_cast<Start*>(argument));
-  t_state.id = start.id;
-  t_state.services = start.services;
-  t_state.runs = reinterpret_cast<const void*>(start.routine);
+  t_state.call.id = start.id;
+  t_state.origin = start.origin;
   return start.routine(start.argument);
 }
 
 int CreateThread(pthread_t* thread, const pthread_attr_t* attributes, Routine routine, void* argument) noexcept {
   const CommunicatorId id = replacements::inert.load(std::memory_order_relaxed) ? CommunicatorId{} : CurrentCommunicator();
-  const bool marks = id || g_tells.load(std::memory_order_relaxed);
-  const bool services = Services(reinterpret_cast<const void*>(routine));
-  Start* start = marks ? new (std::nothrow) Start{routine, argument, id, services} : nullptr;
+  const bool marks = id || g_tracks_services.load(std::memory_order_relaxed);
+  const auto* const runs = reinterpret_cast<const void*>(routine);
+  Start* start = marks ? new (std::nothrow) Start{routine, argument, id, {runs, Services(runs)}} : nullptr;
   if (start == nullptr) return pthread_create(thread, attributes, routine, argument);
   const int result = pthread_create(thread, attributes, &Run, start);
   if (result != 0) delete start;
@@ -61,26 +61,24 @@ struct InheritingState final : std::thread::_State {
   InheritingState(std::unique_ptr<std::thread::_State> state, CommunicatorId communicator)
       : own(std::move(state)), id(communicator) {}
   void _M_run() override {
-    t_state.id = id;
-    t_state.services = services;
-    t_state.runs = runs;
+    t_state.call.id = id;
+    t_state.origin = origin;
     own->_M_run();
   }
   std::unique_ptr<std::thread::_State> own;
   CommunicatorId id;
-  bool services = false;
-  const void* runs = nullptr;
+  Origin origin;
 };
 
 // std::thread::_M_start_thread(the thread, the state by address, depend).
 void StartStandardThread(void* thread, std::unique_ptr<std::thread::_State>* state, void (*depend)()) {
   const CommunicatorId id = replacements::inert.load(std::memory_order_relaxed) ? CommunicatorId{} : CurrentCommunicator();
-  const bool marks = id || g_tells.load(std::memory_order_relaxed);
+  const bool marks = id || g_tracks_services.load(std::memory_order_relaxed);
   auto* inheriting = marks && *state != nullptr ? new (std::nothrow) InheritingState(nullptr, id) : nullptr;
   if (inheriting == nullptr) return amem_start_standard_thread(thread, state, depend);
   // The type of what the thread runs, which says less than the function does: two of one type are taken for the same.
-  std::memcpy(&inheriting->runs, static_cast<const void*>(state->get()), sizeof inheriting->runs);
-  inheriting->services = Services(inheriting->runs);
+  std::memcpy(&inheriting->origin.runs, static_cast<const void*>(state->get()), sizeof inheriting->origin.runs);
+  inheriting->origin.services = Services(inheriting->origin.runs);
   inheriting->own = std::move(*state);
   std::unique_ptr<std::thread::_State> wrapped(inheriting);
   amem_start_standard_thread(thread, &wrapped, depend);
@@ -88,13 +86,16 @@ void StartStandardThread(void* thread, std::unique_ptr<std::thread::_State>* sta
 
 }  // namespace
 
-CommunicatorId CurrentCommunicator() noexcept { return t_state.id ? t_state.id : registry::IdOf(t_state.comm); }
+CommunicatorId CurrentCommunicator() noexcept {
+  const CallUnderWay& call = t_state.call;
+  return call.id ? call.id : registry::IdOf(call.comm);
+}
 
-void TellServiceThreads() noexcept { g_tells.store(true); }
-bool OnServiceThread() noexcept { return t_state.services; }
+void TrackServiceThreads() noexcept { g_tracks_services.store(true); }
+bool OnServiceThread() noexcept { return t_state.origin.services; }
 
 void SetEnding(Ending ending) noexcept { g_ending.store(ending); }
-void TellEnding(CommunicatorId id, bool begins) noexcept {
+void NotifyEnding(CommunicatorId id, bool begins) noexcept {
   if (const Ending ending = g_ending.load()) ending(id, begins);
 }
 

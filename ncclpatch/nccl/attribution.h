@@ -1,9 +1,10 @@
 // For which communicator NCCL allocates on this thread.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
-#include <tuple>
 #include <vector>
 
 #include "ncclpatch/hook/redirects.h"
@@ -19,7 +20,7 @@ namespace amem::nccl {
 CommunicatorId CurrentCommunicator() noexcept;
 
 // From now on threads that NCCL starts are known for what OnServiceThread says. Call it before NCCL makes a communicator.
-void TellServiceThreads() noexcept;
+void TrackServiceThreads() noexcept;
 // Whether this is a thread that NCCL started to serve a communicator's connections (its proxy), or one of those that such a
 // thread started. False where that cannot be told.
 //
@@ -32,7 +33,7 @@ bool OnServiceThread() noexcept;
 // whatever keeps a thread of that communicator waiting must let it go, because NCCL waits for it; and after. Must not throw.
 using Ending = void (*)(CommunicatorId id, bool begins);
 void SetEnding(Ending ending) noexcept;
-void TellEnding(CommunicatorId id, bool begins) noexcept;
+void NotifyEnding(CommunicatorId id, bool begins) noexcept;
 
 // The replacements of libnccl's ways to start a thread: the new thread inherits this one's communicator.
 std::span<const redirects::ThreadStart> ThreadStarts();
@@ -46,40 +47,84 @@ struct Pending {
   ncclComm* written;  // NCCL wrote the address at once; null: it writes at the end of the group
 };
 
+// The one communicator that the calls of a group are about; none if they are about several.
+class Subject {
+ public:
+  constexpr void Add(ncclComm* used) noexcept {
+    if (IsNone())
+      used_ = used;
+    else if (used_ != used)
+      several_ = true;
+  }
+  constexpr void Add(CommunicatorId made) noexcept {
+    if (IsNone())
+      made_ = made;
+    else
+      several_ = true;
+  }
+  [[nodiscard]] constexpr ncclComm* used() const noexcept { return several_ ? nullptr : used_; }
+  [[nodiscard]] constexpr CommunicatorId made() const noexcept { return several_ ? CommunicatorId{} : made_; }
+
+ private:
+  [[nodiscard]] constexpr bool IsNone() const noexcept { return used_ == nullptr && !made_; }
+
+  ncclComm* used_ = nullptr;
+  CommunicatorId made_;
+  bool several_ = false;
+};
+
+// What the calls of a group do to communicators when it ends.
+enum class Effect : std::uint8_t {
+  kResumes = 1,   // some are resumed
+  kMayPause = 2,  // some are suspended, or the last ended for which suspended ones wait
+  kAborts = 4,    // some are aborted or revoked, for which nothing may wait
+  kEnds = 8,      // some end, as far as the program's calls say
+};
+
 // This thread's open group with one libnccl.
 struct Group {
   int depth = 0;
-  bool several = false;      // it concerns more than one communicator
-  bool resumes = false;      // communicators were resumed in it
-  bool settles = false;      // communicators were suspended in it, or ended
-  bool aborts = false;       // or revokes: nothing may keep it waiting
-  bool ends = false;         // communicators ended in it, as far as the program's calls say
-  ncclComm* comm = nullptr;  // the only one that it concerns,
-  CommunicatorId id;         // or the one that is made in it
+  std::uint8_t effects = 0;
+  Subject subject;
   std::vector<Pending>* pending = nullptr;
+
+  [[nodiscard]] constexpr bool is_open() const noexcept { return depth > 0; }
+  constexpr void Add(Effect effect) noexcept {
+    if (is_open()) effects |= static_cast<std::uint8_t>(effect);
+  }
+  [[nodiscard]] constexpr bool Has(Effect effect) const noexcept { return (effects & static_cast<std::uint8_t>(effect)) != 0; }
+};
+
+// How far a thread is inside NCCL, whose calls of its own interface are not the program's.
+enum class Inside : std::uint8_t { kNothing, kCall, kMaking };  // kMaking: a call that makes one communicator
+
+// The call of NCCL's that a thread is in, or its last one.
+struct CallUnderWay {
+  ncclComm* comm = nullptr;  // only the address counts, its memory may be freed
+  CommunicatorId id;         // if set, takes precedence over `comm`
+  Inside inside = Inside::kNothing;
+};
+
+// Of a thread that NCCL started.
+struct Origin {
+  const void* runs = nullptr;  // which function, as far as it can be told apart; null: the program's thread
+  bool services = false;       // OnServiceThread
 };
 
 struct ThreadState {
-  ncclComm* comm = nullptr;    // of the last call; only the address counts, its memory may be freed
-  CommunicatorId id;           // if set, takes precedence over `comm`
-  bool inside = false;         // inside a followed call, so NCCL's calls of its own interface are not the program's
-  bool making = false;         // inside a call that makes one communicator
-  bool services = false;       // OnServiceThread
-  const void* runs = nullptr;  // of a thread that NCCL started: which function, as far as it can be told apart
+  CallUnderWay call;
+  Origin origin;
   Group groups[redirects::kLibraries];
+
+  [[nodiscard]] bool is_inside() const noexcept { return call.inside != Inside::kNothing; }
 };
 extern constinit thread_local ThreadState t_state;
 
 // A call with this communicator begins on this thread. Takes nanoseconds and no lock.
 inline void Touch(std::size_t place, ncclComm* comm) noexcept {
   ThreadState& state = t_state;
-  state.comm = comm;
-  Group& group = state.groups[place];
-  if (group.depth == 0) return;
-  if (group.comm == nullptr && !group.id)
-    group.comm = comm;
-  else if (group.comm != comm)
-    group.several = true;
+  state.call.comm = comm;
+  if (Group& group = state.groups[place]; group.is_open()) group.subject.Add(comm);
 }
 
 // A launch that this thread's open group makes at its end.
@@ -87,13 +132,11 @@ void Collect(std::size_t place, const launches::Launched& one) noexcept;
 
 // Makes a call of NCCL's, which throws nothing. Meanwhile this thread's calls belong to one communicator and are not followed.
 template <class Call>
-auto Followed(CommunicatorId id, ncclComm* comm, const Call& call) {
-  const auto before = std::tuple(t_state.id, t_state.comm, t_state.inside);
-  t_state.id = id;
-  t_state.comm = comm;
-  t_state.inside = true;
+auto Followed(CommunicatorId id, ncclComm* comm, const Call& call, Inside inside = Inside::kCall) {
+  const CallUnderWay before = t_state.call;
+  t_state.call = {comm, id, std::max(inside, before.inside)};
   const auto result = call();
-  std::tie(t_state.id, t_state.comm, t_state.inside) = before;
+  t_state.call = before;
   return result;
 }
 

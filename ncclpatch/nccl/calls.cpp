@@ -22,7 +22,7 @@ std::int32_t Ask(std::size_t place, const char* call, ncclComm* comm, std::int32
 
 }  // namespace
 
-void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept {
+void RecordAnswer(CommunicatorId id, ncclComm* comm, int result) noexcept {
   if (!id) return;
   if (!Accepted(result)) return registry::End(id, "failed");
   if (comm == nullptr && result == kInProgress) launches::WrittenLater();
@@ -34,17 +34,16 @@ void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept {
 void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept {
   std::optional<Communicator> known = Find(comm);
   if (!known || known->id != id || known->stage != Stage::kMaking) return;
-  const bool made = Followed(t_state.id, t_state.comm, [&] {  // NCCL's calls of its own interface are not the program's
-    bool answered = false;
-    known->rank = Ask(known->place, "ncclCommUserRank", comm, known->rank, &answered);
-    if (!answered) return false;  // NCCL is still making it
-    known->ranks = Ask(known->place, "ncclCommCount", comm, known->ranks);
-    known->device.value = Ask(known->place, "ncclCommCuDevice", comm, known->device.value);
-    return true;
-  });
+  const bool made =
+      Followed(t_state.call.id, t_state.call.comm, [&] {  // NCCL's calls of its own interface are not the program's
+        bool answered = false;
+        known->rank = Ask(known->place, "ncclCommUserRank", comm, known->rank, &answered);
+        if (!answered) return false;  // NCCL is still making it
+        known->ranks = Ask(known->place, "ncclCommCount", comm, known->ranks);
+        known->device.value = Ask(known->place, "ncclCommCuDevice", comm, known->device.value);
+        return true;
+      });
   if (!made) return;
-  if (const hook::Library* library = redirects::LibraryAt(known->place))
-    known->hash = ReadHash(library->number, comm, {~known->expected_complements[0], ~known->expected_complements[1]});
   registry::MarkReady(*known);
 }
 

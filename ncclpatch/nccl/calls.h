@@ -4,8 +4,6 @@
 // that fails, the communicator is unknown. NCCL's calls of its own interface are not followed.
 #pragma once
 
-#include <array>
-#include <cstdint>
 #include <span>
 
 #include "ncclpatch/hook/redirects.h"
@@ -20,20 +18,9 @@ redirects::Table TouchingCalls();
 std::span<const redirects::Table> Tables();
 
 // Records NCCL's answer to a request for a communicator, whose address is at `comm`.
-void Settle(CommunicatorId id, ncclComm* comm, int result) noexcept;
+void RecordAnswer(CommunicatorId id, ncclComm* comm, int result) noexcept;
 // Asks NCCL about a communicator that may be finished by now.
 void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept;
-
-// ---- hashes (hash.cpp); any thread
-
-// The possible hashes of a communicator; 0: none.
-using ExpectedHashes = std::array<std::uint64_t, 2>;
-ExpectedHashes HashesOf(const UniqueId& id);
-
-// The hash of a communicator of a library (hook::Library::number). `expected`: what it may be if it was made from a unique id,
-// else zeros. 0: unknown, because no such communicator was seen in this library, or the possible places disagree. Reads memory
-// that may be unmapped, without a fault. Only for ready communicators.
-std::uint64_t ReadHash(std::uint64_t library, const ncclComm* comm, const ExpectedHashes& expected) noexcept;
 
 // ---- what calls meet while communicators are suspended
 
@@ -46,11 +33,11 @@ class SuspendServer {
   // The program asks NCCL for another communicator, which the registry already has, so not all are suspended any more.
   virtual int BeforeMaking(const Communicator& asked) noexcept = 0;
   // A group ends in which communicators were resumed: before NCCL launches what else the group asked for.
-  virtual int SettleResumes(const char* call) noexcept = 0;
+  virtual int CarryOutResumes(const char* call) noexcept = 0;
   // NCCL's part of the group has failed as well, because the resume had failed: that is the reason for the program.
   virtual void ResumeFailedFirst() noexcept = 0;
   // A group ended in which communicators were suspended, or a communicator ended that was not suspended.
-  virtual int Settle(const char* call) noexcept = 0;
+  virtual int CarryOutSuspends(const char* call) noexcept = 0;
   // A group failed in which communicators were suspended: they are not.
   virtual void UndoSuspends() noexcept = 0;
 };

@@ -7,6 +7,7 @@
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/launches.h"
+#include "ncclpatch/nccl/names.h"
 
 namespace amem::nccl {
 namespace {
@@ -16,10 +17,11 @@ struct Registry {
   std::uint64_t last = 0;
   std::map<CommunicatorId, Communicator> all;
   std::map<const ncclComm*, CommunicatorId> by_address;
+  std::map<CommunicatorId, std::map<std::uint64_t, std::uint64_t>> parts;  // calls that made parts of it, by their series
   Observer observer = nullptr;
   std::atomic<int> unready{0}, suspended{0};
 
-  void Tell(EventBody event) const {
+  void Notify(EventBody event) const {
     if (observer != nullptr) observer(std::move(event));
   }
 };
@@ -28,14 +30,16 @@ bool IsUnready(const Communicator& one) { return one.stage == Stage::kMaking && 
 
 // With the lock held.
 void Erase(Registry& registry, CommunicatorId id, const char* how) {
-  const Communicator& ended = registry.all.at(id);
-  if (IsUnready(ended)) --registry.unready;
-  if (ended.suspended) --registry.suspended;
-  if (const auto* const known = FindIn(registry.by_address, ended.address); known != nullptr && *known == id)
-    registry.by_address.erase(ended.address);
+  if (const Communicator* const ended = FindIn(registry.all, id)) {
+    if (IsUnready(*ended)) --registry.unready;
+    if (ended->suspended) --registry.suspended;
+    if (const auto* const known = FindIn(registry.by_address, ended->address); known != nullptr && *known == id)
+      registry.by_address.erase(ended->address);
+  }
+  registry.parts.erase(id);
   registry.all.erase(id);
   launches::Ended(id);
-  registry.Tell(CommunicatorEnded{id, how});
+  registry.Notify(CommunicatorEnded{id, how});
 }
 
 // Runs `body` with the lock held. If the lock or memory cannot be had, the fact stays unknown.
@@ -58,7 +62,8 @@ void With(CommunicatorId id, const Body& body) noexcept {
 template <class Body>
 void With(const ncclComm* address, const Body& body) noexcept {
   Locked([&](Registry& registry) {
-    if (const auto* const id = FindIn(registry.by_address, address)) body(registry, registry.all.at(*id));
+    const auto* const id = FindIn(registry.by_address, address);
+    if (auto* const known = id == nullptr ? nullptr : FindIn(registry.all, *id)) body(registry, *known);
   });
 }
 
@@ -105,7 +110,7 @@ CommunicatorId registry::Begin(const Communicator& known) noexcept {
     registry.all.emplace(begun.id, begun);
     id = CommunicatorId{++registry.last};
     launches::Began(begun);
-    registry.Tell(CommunicatorBegun{id, begun.parent, begun.how, begun.rank, begun.ranks});
+    registry.Notify(CommunicatorBegun{id, begun.parent, begun.how, begun.rank, begun.ranks});
   });
   return id;
 }
@@ -126,13 +131,11 @@ void registry::MarkReady(const Communicator& now) noexcept {
     if (known.stage != Stage::kMaking) return;
     if (IsUnready(known)) --registry.unready;
     known.stage = Stage::kReady;
-    known.hash = now.hash;
-    if (known.clock == 0 && now.hash != 0) known.clock = agreement::ClockOf(~now.hash).value;
     known.rank = now.rank;
     known.ranks = now.ranks;
     known.device = now.device;
     launches::Ready(known);
-    registry.Tell(CommunicatorReady{known.id, known.hash, known.rank, known.ranks, known.device});
+    registry.Notify(CommunicatorReady{known.id, known.name, known.rank, known.ranks, known.device});
   });
 }
 
@@ -165,13 +168,21 @@ CommunicatorId registry::IdOf(const ncclComm* address) noexcept {
   return id;
 }
 
-std::uint64_t registry::ClockOfPart(const ncclComm* parent, std::uint64_t which) noexcept {
-  std::uint64_t clock = 0;
-  With(parent, [&](Registry&, Communicator& known) {
-    const std::uint64_t part = ++known.parts;
-    if (known.clock != 0) clock = agreement::ClockOf(known.clock + (part << 32U) + which).value;
+std::uint64_t registry::NameNextPart(const ncclComm* parent, const names::Part& part) noexcept {
+  std::uint64_t name = 0;
+  if (part.series == 0) return name;
+  With(parent, [&](Registry& registry, Communicator& known) {
+    name = names::OfPart(known.name, part, ++registry.parts[known.id][part.series]);
   });
-  return clock;
+  return name;
+}
+
+void registry::RetractPart(const ncclComm* parent, const names::Part& part) noexcept {
+  With(parent, [&](Registry& registry, Communicator& known) {
+    auto* const series = FindIn(registry.parts, known.id);
+    if (auto* const calls = series == nullptr ? nullptr : FindIn(*series, part.series); calls != nullptr && *calls > 0)
+      --*calls;
+  });
 }
 
 bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
@@ -181,7 +192,7 @@ bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
     known.suspended = suspended;
     registry.suspended += suspended ? 1 : -1;
     changed = true;
-    registry.Tell(CommunicatorSuspended{id, suspended});
+    registry.Notify(CommunicatorSuspended{id, suspended});
   });
   return changed;
 }

@@ -5,7 +5,6 @@
 // before AMem.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -16,6 +15,9 @@
 struct ncclComm;  // opaque, as in nccl.h
 
 namespace amem::nccl {
+namespace names {
+struct Part;
+}
 
 // NCCL's own types, as far as its interface passes them: their sizes and values are the same in all versions from 2.18 on.
 struct UniqueId {
@@ -25,12 +27,12 @@ using Stream = void*;
 using Config = void;
 
 // ncclResult_t
-inline constexpr int kSuccess = 0, kInvalidUsage = 5, kInProgress = 7;
+inline constexpr int kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7;
 inline bool Accepted(int result) { return result == kSuccess || result == kInProgress; }
 
 enum class Stage : std::uint8_t {
   kMaking,     // NCCL was asked for it
-  kReady,      // rank, ranks, device and hash are NCCL's
+  kReady,      // rank, ranks and device are NCCL's
   kFinalized,  // ncclCommFinalize
   kRevoked,    // ncclCommRevoke
 };
@@ -41,11 +43,7 @@ struct Communicator {
   std::size_t place = 0;  // of its library, as redirects count
   const char* how = "";   // "init", "init all", "split", "shrink", "grow"
   Stage stage = Stage::kMaking;
-  std::uint64_t hash = 0;   // NCCL's commHash, equal in all ranks; 0: unknown
-  std::uint64_t clock = 0;  // how its ranks know it from the calls alone (launches.h), equal in all; 0: unknown
-  std::uint32_t parts = 0;  // that were asked for of it: splits, shrinks, grows
-  // The possible hashes (hash.cpp), as complements, because memory is searched for the hash and must not find these.
-  std::array<std::uint64_t, 2> expected_complements = {~std::uint64_t{0}, ~std::uint64_t{0}};
+  std::uint64_t name = 0;       // the same in all its ranks (names.h); 0: unknown
   std::int32_t rank = -1;       // -1: unknown
   std::int32_t ranks = 0;       // 0: unknown
   DeviceOrdinal device{-1};     // CUDA ordinal; -1: unknown
@@ -86,9 +84,10 @@ void End(CommunicatorId id, const char* how) noexcept;
 // Takes the address away before NCCL frees it; Bind gives it back if NCCL did not.
 CommunicatorId Detach(const ncclComm* address) noexcept;
 CommunicatorId IdOf(const ncclComm* address) noexcept;
-// Of a communicator that is asked for as the next part of `parent`; ranks that ask for the same `which` get the same. 0:
-// unknown.
-std::uint64_t ClockOfPart(const ncclComm* parent, std::uint64_t which) noexcept;
+// The name of a part that is asked for of `parent`: of the next call of its series.
+std::uint64_t NameNextPart(const ncclComm* parent, const names::Part& part) noexcept;
+// That call does not count, because NCCL has done nothing for it: other ranks wait for another one.
+void RetractPart(const ncclComm* parent, const names::Part& part) noexcept;
 // False: unknown, or so already.
 bool SetSuspended(CommunicatorId id, bool suspended) noexcept;
 void SetAside(CommunicatorId id, std::uint64_t pause) noexcept;

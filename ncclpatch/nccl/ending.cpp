@@ -16,38 +16,38 @@ std::optional<Communicator> HoldingOthersBack(const ncclComm* comm) noexcept {
 // stays.
 void LetOthersGo(const Communicator& ended, const char* call) noexcept {
   Group& group = t_state.groups[ended.place];
-  if (group.depth > 0)
-    group.settles = true;
+  if (group.is_open())
+    group.Add(Effect::kMayPause);
   else if (SuspendServer* server = TheSuspendServer(); server != nullptr)
-    server->Settle(call);
+    server->CarryOutSuspends(call);
 }
 
 // Takes the address away first, because NCCL may give it to another communicator as soon as this one is freed.
 template <class Call>
 int EndOne(std::size_t place, ncclComm* comm, const char* how, const Call& call) {
-  if (t_state.inside || comm == nullptr) return call();
+  if (t_state.is_inside() || comm == nullptr) return call();
   const CommunicatorId id = registry::Detach(comm);
   launches::LetHeldLeave(id);
-  TellEnding(id, true);
+  NotifyEnding(id, true);
   const int result = Followed(id, nullptr, call);
-  TellEnding(id, false);
+  NotifyEnding(id, false);
   Group& group = t_state.groups[place];
-  const bool in_group = group.depth > 0;
-  group.ends = group.ends || in_group;
+  const bool in_group = group.is_open();
+  group.Add(Effect::kEnds);
   if (Accepted(result) && (in_group || result != kSuccess)) launches::EndsLater(id, in_group);
   if (Accepted(result))
     registry::End(id, how);
   else if (id)
     registry::Bind(id, comm);
-  t_state.comm = nullptr;
+  t_state.call.comm = nullptr;
   return result;
 }
 
 struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm* comm) {
-    const auto held_back = t_state.inside ? std::nullopt : HoldingOthersBack(comm);
+    const auto held_back = t_state.is_inside() ? std::nullopt : HoldingOthersBack(comm);
     const auto end = [&]() noexcept { return EndOne(place, comm, "destroyed", pass); };
-    const int result = t_state.inside ? end() : launches::Pass(kName, comm, end);
+    const int result = t_state.is_inside() ? end() : launches::Pass(kName, comm, end);
     if (held_back && Accepted(result)) LetOthersGo(*held_back, kName);
     return result;
   }
@@ -55,8 +55,7 @@ struct Destroy : redirects::Around<Destroy, "ncclCommDestroy"> {
 
 struct Abort : redirects::Around<Abort, "ncclCommAbort"> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm* comm) {
-    Group& group = t_state.groups[place];
-    group.aborts = group.depth > 0;
+    t_state.groups[place].Add(Effect::kAborts);
     return EndOne(place, comm, "aborted", pass);
   }
 };
@@ -65,14 +64,13 @@ struct Abort : redirects::Around<Abort, "ncclCommAbort"> {
 template <replacements::Text Name, Stage stage, class... Flags>
 struct Change : redirects::Around<Change<Name, stage, Flags...>, Name> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm* comm, Flags...) {
-    if (t_state.inside) return pass();
-    Group& group = t_state.groups[place];
-    group.aborts = group.aborts || (stage == Stage::kRevoked && group.depth > 0);
+    if (t_state.is_inside()) return pass();
+    if (stage == Stage::kRevoked) t_state.groups[place].Add(Effect::kAborts);
     const auto change = [&]() noexcept {
       const CommunicatorId id = registry::IdOf(comm);
-      TellEnding(id, true);
+      NotifyEnding(id, true);
       const int result = Followed({}, comm, pass);
-      TellEnding(id, false);
+      NotifyEnding(id, false);
       if (Accepted(result)) registry::MarkStage(comm, stage);
       return result;
     };
@@ -88,7 +86,7 @@ struct GetAsyncError : redirects::Around<GetAsyncError, "ncclCommGetAsyncError">
     const std::uint64_t begun = launches::Begun(comm);
     const int result = pass();
     if (result == kSuccess && error != nullptr && *error == kSuccess) launches::Finished(comm, begun);
-    if (registry::AnyUnready() && result == kSuccess && error != nullptr && *error == kSuccess && !t_state.inside)
+    if (registry::AnyUnready() && result == kSuccess && error != nullptr && *error == kSuccess && !t_state.is_inside())
       AskWhetherReady(registry::IdOf(comm), comm);
     return result;
   }

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string>
 
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/hook/redirects.h"
@@ -52,6 +53,7 @@ struct All {
   std::map<const void*, Captured> captured;  // by the driver's handles
   std::map<std::int32_t, int> held;          // threads, by device; also while the gate opens and they have not run yet
   Gate gate;
+  std::string failed_check;  // the first one; it stays
 };
 inline All& TheAll() { return Forever<All>(); }
 
@@ -88,37 +90,37 @@ void WithCounted(CommunicatorId id, const Body& body) noexcept {
 // NCCL's call that ends a communicator waits for its kernels: but not in a group, not in the background, and not before that of
 // the last rank of the process.
 inline bool MayStillRun(const All& all, const Counted& of) {
-  if (!of.ended() || (of.streams.empty() && of.unawaited.load() == nullptr)) return false;
-  return of.still_ends.load() != nullptr || (of.ranks > 1 && std::ranges::any_of(all.by_id, [&](const auto& one) {
-                                               return !one.second->ended() && one.second->clock == of.clock;
-                                             }));
+  if (!of.ended() || (of.streams.all().empty() && of.streams.unawaited() == nullptr)) return false;
+  return of.lifetime.still_ends.load() != nullptr ||
+         (of.member.ranks > 1 && std::ranges::any_of(all.by_id, [&](const auto& one) {
+            return !one.second->ended() && one.second->member.name == of.member.name;
+          }));
 }
 
 inline std::set<std::int32_t> DevicesOf(const All& all) {
   std::set<std::int32_t> devices;
   for (const auto& [id, counted] : all.by_id)
-    if (!counted->ended()) devices.insert(counted->device);
+    if (!counted->ended()) devices.insert(counted->member.device);
   return devices;
 }
 
 template <class Take>
 void ForEachClock(const All& all, const Take& take) {
   for (const auto& [id, counted] : all.by_id) {
-    const Counted& of = *counted;
-    if (of.clock == 0 || of.device < 0) continue;  // it is being made
-    agreement::ClockReading reading{.communicator = of.clock,
+    const Member& of = counted->member;
+    if (of.name == 0 || of.device < 0) continue;  // it is being made
+    agreement::ClockReading reading{.communicator = of.name,
                                     .from = -1,
                                     .to = -1,
                                     .rank = of.rank,
                                     .ranks = of.ranks,
                                     .device = of.device,
-                                    .launched = of.collectives.value(),
-                                    .ended = of.ended()};
+                                    .launched = counted->counts.collectives(),
+                                    .ended = counted->ended()};
     take(reading);
     for (std::int32_t peer = 0; peer < of.ranks; ++peer) {
       for (const bool sends : {true, false}) {
-        const auto at = static_cast<std::size_t>(sends ? peer : of.ranks + peer);
-        reading.launched = of.pairs[at].value();
+        reading.launched = counted->counts.WithPeer(peer, sends);
         if (reading.launched == 0) continue;
         reading.from = sends ? of.rank : peer;
         reading.to = sends ? peer : of.rank;

@@ -70,7 +70,7 @@ bool Remember(const Launched& one, const Capture& into) noexcept {
     captured.capture = into.id;
     captured.is_open = true;
     captured.instantiated = std::make_shared<bool>(false);
-    captured.launches.push_back({one.counted->id, one.shape, one.peer});
+    captured.launches.push_back({one.counted->member.id, one.shape, one.peer});
     g_some.store(true);
   });
   return true;

@@ -15,11 +15,11 @@ std::array<std::vector<launches::Launched>, redirects::kLibraries>& Collected() 
   return collected;
 }
 
-void SettleAll(const Group& ended, int result) noexcept {
-  if (ended.ends && result == kSuccess) launches::GroupHasEnded();
+void RecordAnswers(const Group& ended, int result) noexcept {
+  if (ended.Has(Effect::kEnds) && result == kSuccess) launches::GroupHasEnded();
   if (ended.pending == nullptr) return;
   for (const Pending& one : *ended.pending)
-    Settle(one.id, !Accepted(result) ? nullptr : one.written != nullptr ? one.written : *one.out, result);
+    RecordAnswer(one.id, !Accepted(result) ? nullptr : one.written != nullptr ? one.written : *one.out, result);
 }
 
 // NCCL has all of a group's launches begin after its resumes and end before its suspends, in whichever order they were called.
@@ -28,34 +28,34 @@ void SettleAll(const Group& ended, int result) noexcept {
 template <class Call>
 int EndGroup(std::size_t place, bool launches, const Call& call) {
   Group& group = t_state.groups[place];
-  if (t_state.inside || group.depth == 0) return call();
+  if (t_state.is_inside() || !group.is_open()) return call();
   if (--group.depth > 0) return call();
   const Group ended = std::exchange(group, Group{});
   SuspendServer* const server = TheSuspendServer();
-  const int resumed = ended.resumes && server != nullptr ? server->SettleResumes("ncclGroupEnd") : kSuccess;
+  const int resumed = ended.Has(Effect::kResumes) && server != nullptr ? server->CarryOutResumes("ncclGroupEnd") : kSuccess;
   std::vector<launches::Launched>& collected = Collected()[place];
   if (!launches) collected.clear();
   const auto end = [&]() noexcept {
-    const int answer = Followed(ended.several ? CommunicatorId{} : ended.id, ended.several ? nullptr : ended.comm, call);
-    SettleAll(ended, answer);
+    const int answer = Followed(ended.subject.made(), ended.subject.used(), call);
+    RecordAnswers(ended, answer);
     return answer;
   };
-  const bool only_aborts = ended.aborts && collected.empty() && ended.pending == nullptr;
+  const bool only_aborts = ended.Has(Effect::kAborts) && collected.empty() && ended.pending == nullptr;
   const int result = only_aborts ? end() : launches::Launch("ncclGroupEnd", collected, end, launches::Made::kAlways);
   collected.clear();
   delete ended.pending;
-  t_state.comm = nullptr;
+  t_state.call.comm = nullptr;
   const int failed = resumed != kSuccess ? resumed : Accepted(result) ? kSuccess : result;
   if (failed != kSuccess && server != nullptr) server->UndoSuspends();
-  const int settled = ended.settles && server != nullptr ? server->Settle("ncclGroupEnd") : kSuccess;
+  const int paused = ended.Has(Effect::kMayPause) && server != nullptr ? server->CarryOutSuspends("ncclGroupEnd") : kSuccess;
   if (resumed != kSuccess) server->ResumeFailedFirst();
-  return failed != kSuccess ? failed : settled != kSuccess ? settled : result;  // ncclInProgress is no failure
+  return failed != kSuccess ? failed : paused != kSuccess ? paused : result;  // ncclInProgress is no failure
 }
 
 struct GroupStart : redirects::Around<GroupStart, "ncclGroupStart"> {
   static int With(std::size_t place, const redirects::Pass& pass) {
     const int result = pass();
-    if (!t_state.inside && result == kSuccess) ++t_state.groups[place].depth;
+    if (!t_state.is_inside() && result == kSuccess) ++t_state.groups[place].depth;
     return result;
   }
 };

@@ -19,22 +19,38 @@ constinit thread_local ThreadState t_launches;
 constinit std::atomic<bool> g_closed{false};
 constinit std::atomic<std::uint64_t> g_generation{1};
 
+void LaunchStreams::Add(Stream stream) {
+  constexpr std::size_t kMost = 8;
+  static const Stream kOfThread = reinterpret_cast<Stream>(2);  // cudaStreamPerThread
+  last_.store(stream, std::memory_order_relaxed);
+  // For AMem's thread this is another stream than for the program's.
+  if (stream == kOfThread) return CannotAwait("on a stream of its thread (cudaStreamPerThread)");
+  if (Has(stream)) return;
+  if (all_.size() >= kMost) return CannotAwait("on more streams than are known to last");
+  all_.push_back(stream);
+}
+
+bool LaunchStreams::Remove(Stream stream) {
+  if (std::erase(all_, stream) == 0) return false;
+  Stream last = stream;  // another may get its handle, and is to be waited for
+  last_.compare_exchange_strong(last, kNone);
+  return true;
+}
+
 namespace {
 
 using agreement::Launcher;
 
 constexpr std::size_t kEndedKept = 64;  // communicators whose other ranks may still have them
 
-const Stream kStreamOfThread = reinterpret_cast<Stream>(2);  // cudaStreamPerThread
-const Stream kNoStream = const_cast<char*>("none");
-
 void Learn(Counted& counted, const Communicator& known) {
-  counted.clock = known.clock;
-  counted.rank = known.rank;
-  counted.device = known.device.value;
-  if (known.ranks == counted.ranks || known.ranks <= 0) return;
-  counted.ranks = known.ranks;
-  counted.pairs = std::vector<Count>(2 * static_cast<std::size_t>(known.ranks));
+  Member& member = counted.member;
+  member.name = known.name;
+  member.rank = known.rank;
+  member.device = known.device.value;
+  if (known.ranks == member.ranks || known.ranks <= 0) return;
+  member.ranks = known.ranks;
+  counted.counts.SetRanks(known.ranks);
 }
 
 // ---- threads
@@ -64,13 +80,13 @@ Place& FindPlace() noexcept {
 
 // ---- under the lock
 
-std::int32_t DeviceOf(const Launched& one) { return one.counted == nullptr ? kNoDevice : one.counted->device; }
+std::int32_t DeviceOf(const Launched& one) { return one.counted == nullptr ? kNoDevice : one.counted->member.device; }
 
 ClockId ClockOf(const Launched& one) {
-  const Counted& of = *one.counted;
-  if (one.shape == Shape::kCollective) return agreement::ClockOf(of.clock);
+  const Member& of = one.counted->member;
+  if (one.shape == Shape::kCollective) return agreement::ClockOf(of.name);
   const bool sends = one.shape == Shape::kSend;
-  return agreement::ClockOfPair(of.clock, sends ? of.rank : one.peer, sends ? one.peer : of.rank);
+  return agreement::ClockOfPair(of.name, sends ? of.rank : one.peer, sends ? one.peer : of.rank);
 }
 
 // With what other ranks launched on pairs with it, on which it has launched nothing yet.
@@ -103,21 +119,16 @@ bool MayGo(All& all, const std::set<std::int32_t>& devices) {
 }
 
 void AddStream(Counted& counted, Stream stream) {
-  g_launched.fetch_or(std::uint32_t{1} << counted.place);
-  counted.last_stream.store(stream, std::memory_order_relaxed);
-  // For AMem's thread this is another stream than for the program's.
-  if (stream == kStreamOfThread) return counted.unawaited.store("on a stream of its thread (cudaStreamPerThread)");
-  if (std::ranges::find(counted.streams, stream) != counted.streams.end()) return;
-  if (counted.streams.size() >= Counted::kStreams) return counted.unawaited.store("on more streams than are known to last");
-  counted.streams.push_back(stream);
+  g_launched.fetch_or(std::uint32_t{1} << counted.member.place);
+  counted.streams.Add(stream);
 }
 
 void CountClosed(All& all, std::span<const Launched> launched) {
   for (const Launched& one : launched) {
     // Nobody is to follow it on a communicator that has ended here.
-    if (one.shape == Shape::kNothing || (one.counted != nullptr && one.counted->life.load() != Life::kLives)) continue;
-    if (one.counted != nullptr && one.counted->clock != 0 &&
-        (one.shape == Shape::kCollective || one.peer != one.counted->rank)) {
+    if (one.shape == Shape::kNothing || (one.counted != nullptr && !one.counted->lives())) continue;
+    if (one.counted != nullptr && one.counted->member.name != 0 &&
+        (one.shape == Shape::kCollective || one.peer != one.counted->member.rank)) {
       const std::int32_t device = DeviceOf(one);
       Launcher launcher = LauncherOf(all, device);
       const ClockId clock = ClockOf(one);
@@ -128,12 +139,11 @@ void CountClosed(All& all, std::span<const Launched> launched) {
 }
 
 bool SomeEnd(std::span<const Launched> launched) {
-  return std::ranges::any_of(
-      launched, [](const Launched& one) { return one.counted != nullptr && one.counted->life.load() != Life::kLives; });
+  return std::ranges::any_of(launched, [](const Launched& one) { return one.counted != nullptr && !one.counted->lives(); });
 }
 void AddHeld(std::span<const Launched> launched, int threads) {
   for (const Launched& one : launched)
-    if (one.counted != nullptr) one.counted->held += threads;
+    if (one.counted != nullptr) one.counted->lifetime.held += threads;
 }
 
 }  // namespace
@@ -144,8 +154,8 @@ void AddHeld(std::span<const Launched> launched, int threads) {
 void Began(const Communicator& known) noexcept {
   Locked([&](All& all) {
     auto counted = std::make_unique<Counted>();
-    counted->id = known.id;
-    counted->place = known.place;
+    counted->member.id = known.id;
+    counted->member.place = known.place;
     Learn(*counted, known);
     all.by_id[known.id] = std::move(counted);
   });
@@ -154,8 +164,8 @@ void Began(const Communicator& known) noexcept {
 void Bound(CommunicatorId id, const ncclComm* address) noexcept {
   WithCounted(id, [&](All& all, Counted& counted) {
     all.by_address[address] = &counted;
-    counted.life.store(Life::kLives);
-    if (counted.device < 0) counted.background.Begin();  // until it is ready
+    counted.lifetime.life.store(Life::kLives);
+    if (counted.member.device < 0) counted.background.Begin();  // until it is ready
     g_generation.fetch_add(1);
   });
 }
@@ -169,39 +179,49 @@ void Ready(const Communicator& now) noexcept {
 
 void Unbound(const ncclComm* address) noexcept {
   Locked([&](All& all) {
-    if (auto* const known = FindIn(all.by_address, address)) (*known)->life.store(Life::kEnding);
+    if (auto* const known = FindIn(all.by_address, address)) (*known)->lifetime.life.store(Life::kEnding);
     all.by_address.erase(address);
     g_generation.fetch_add(1);
   });
+}
+
+// Of those that have ended and for which no thread waits.
+static void ForgetOldest(All& all) {
+  for (auto oldest = all.ended.begin(); oldest != all.ended.end(); ++oldest) {
+    const auto known = all.by_id.find(*oldest);
+    if (known != all.by_id.end() && known->second->lifetime.held != 0) continue;
+    if (known != all.by_id.end()) {
+      if (MayStillRun(all, *known->second)) g_forgot.store(true);
+      all.by_id.erase(known);
+    }
+    all.ended.erase(oldest);
+    return;
+  }
 }
 
 void Ended(CommunicatorId id) noexcept {
   WithCounted(id, [&](All& all, Counted& counted) {
     std::erase_if(all.by_address, [&](const auto& one) { return one.second == &counted; });
     g_generation.fetch_add(1);
-    counted.life.store(Life::kEnded);
+    counted.lifetime.life.store(Life::kEnded);
     all.changed.notify_all();
     all.ended.push_back(id);
     if (all.ended.size() <= kEndedKept) return;
-    const auto oldest = std::ranges::find_if(all.ended, [&](CommunicatorId one) { return all.by_id.at(one)->held == 0; });
-    if (oldest == all.ended.end()) return;
-    if (MayStillRun(all, *all.by_id.at(*oldest))) g_forgot.store(true);
-    all.by_id.erase(*oldest);
-    all.ended.erase(oldest);
+    ForgetOldest(all);
   });
 }
 
 void EndsLater(CommunicatorId id, bool in_group) noexcept {
   static constexpr char kInBackground = 0;
   WithCounted(id, [&](All&, Counted& counted) {
-    counted.still_ends.store(in_group ? static_cast<const void*>(&t_launches) : &kInBackground);
+    counted.lifetime.still_ends.store(in_group ? static_cast<const void*>(&t_launches) : &kInBackground);
   });
 }
 
 void GroupHasEnded() noexcept {
   Locked([](All& all) {
     for (const auto& [id, counted] : all.by_id)
-      if (counted->still_ends.load() == &t_launches) counted->still_ends.store(nullptr);
+      if (counted->lifetime.still_ends.load() == &t_launches) counted->lifetime.still_ends.store(nullptr);
   });
 }
 
@@ -213,12 +233,12 @@ void LetHeldLeave(CommunicatorId id) noexcept {
     All& all = TheAll();
     std::unique_lock lock(all.mutex);
     const auto found = all.by_id.find(id);
-    if (found == all.by_id.end() || found->second->held == 0) return;
-    Counted& counted = *found->second;
+    if (found == all.by_id.end() || found->second->lifetime.held == 0) return;
+    int& held = found->second->lifetime.held;
     all.changed.notify_all();
-    ++counted.held;  // it outlives the wait
-    all.changed.wait_for(lock, kPatience, [&] { return counted.held == 1; });
-    --counted.held;
+    ++held;  // it outlives the wait
+    all.changed.wait_for(lock, kPatience, [&] { return held == 1; });
+    --held;
   } catch (...) {
     g_broken.store(true);
   }
@@ -230,7 +250,8 @@ std::uint64_t Begun(const ncclComm* address) noexcept {
 }
 
 void Finished(const ncclComm* address, std::uint64_t begun) noexcept {
-  if (Counted* const counted = FindCounted(address); counted != nullptr && counted->device >= 0) counted->background.End(begun);
+  if (Counted* const counted = FindCounted(address); counted != nullptr && counted->member.device >= 0)
+    counted->background.End(begun);
 }
 
 Counted* LearnCounted(const ncclComm* address) noexcept {
@@ -257,8 +278,8 @@ void WrittenLater() noexcept { g_written_later.store(true); }
 
 // A thread of NCCL's may ask for a call of which this one knows nothing.
 static void NoteQuestion() noexcept {
-  const Counted* const of = t_state.comm == nullptr ? nullptr : FindCounted(t_state.comm);
-  const std::uint32_t whose = of == nullptr ? kOfSomeLibrary : std::uint32_t{1} << of->place;
+  const Counted* const of = t_state.call.comm == nullptr ? nullptr : FindCounted(t_state.call.comm);
+  const std::uint32_t whose = of == nullptr ? kOfSomeLibrary : std::uint32_t{1} << of->member.place;
   if ((g_captures_seen.load(std::memory_order_relaxed) & whose) == 0) g_captures_seen.fetch_or(whose);
 }
 
@@ -277,23 +298,15 @@ void NoteCapture(bool captures, const void* graph, std::uint64_t id) noexcept {
 
 bool IsAwaited(Stream stream) noexcept {
   bool is = false;
-  Locked([&](All& all) {
-    is = std::ranges::any_of(all.by_id, [&](const auto& one) {
-      return std::ranges::find(one.second->streams, stream) != one.second->streams.end();
-    });
-  });
+  Locked(
+      [&](All& all) { is = std::ranges::any_of(all.by_id, [&](const auto& one) { return one.second->streams.Has(stream); }); });
   return is;
 }
 
 StreamEnding::StreamEnding(Stream stream) noexcept : stream_(stream) {
   Locked([&](All& all) {
-    for (const auto& [id, counted] : all.by_id) {
-      if (std::ranges::find(counted->streams, stream) == counted->streams.end()) continue;
-      of_.push_back(id);
-      std::erase(counted->streams, stream);
-      Stream last = stream;  // another may get its handle, and is to be waited for
-      counted->last_stream.compare_exchange_strong(last, kNoStream);
-    }
+    for (const auto& [id, counted] : all.by_id)
+      if (counted->streams.Remove(stream)) of_.push_back(id);
   });
 }
 
@@ -302,7 +315,7 @@ void StreamEnding::Done(bool is_gone, bool was_done) noexcept {
   for (const CommunicatorId id : of_)
     WithCounted(id, [&](All&, Counted& counted) {
       if (is_gone)
-        counted.unawaited.store("on a stream that was destroyed before it was seen to be done");
+        counted.streams.CannotAwait("on a stream that was destroyed before it was seen to be done");
       else
         AddStream(counted, stream_);
     });
@@ -356,7 +369,7 @@ void LeftWithEnding(std::span<const Launched> launched) noexcept {
 
 void Undo(std::span<const Launched> launched) noexcept {
   for (const Launched& one : launched)  // of one that ended, more may have been launched than is known, and not less
-    if (one.counted != nullptr && one.counted->life.load() == Life::kLives) AddTo(one, -1);
+    if (one.counted != nullptr && one.counted->lives()) AddTo(one, -1);
 }
 
 // All that a group launches on one communicator goes into one graph or into none: NCCL sees to it.

@@ -7,6 +7,7 @@
 // of that happens under one lock.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <iterator>
@@ -62,32 +63,9 @@ enum class Life : std::uint8_t {
   kEnded,
 };
 
-// What of one communicator of this process is counted. Its address is found by FindCounted; it outlives the communicator by
-// far.
-struct Counted {
-  static constexpr std::size_t kStreams = 8;
-  CommunicatorId id;
-  std::size_t place = 0;    // of its library
-  std::uint64_t clock = 0;  // the same in all its ranks; 0: not known
-  std::int32_t rank = -1, ranks = 0, device = -1;
-  std::atomic<const void*> owner{nullptr};  // the thread state of the thread that launched first
-  Count collectives;
-  std::vector<Count> pairs;                     // once the number of ranks is known: to each, then from each
-  std::atomic<const char*> uncounted{nullptr};  // a call whose launches this cannot see
-  Background background;
-  std::atomic<const char*> captured{nullptr};  // why some graph's launches on it are not counted
-  std::atomic<Life> life{Life::kLives};
-  // Whose group ends it, or what stands for the background; null: nobody's any more, so its kernels have ended as well.
-  std::atomic<const void*> still_ends{nullptr};
-  std::atomic<const char*> unawaited{nullptr};  // why its streams cannot all be waited for
-  std::atomic<Stream> last_stream{const_cast<char*>("none")};
-  std::vector<Stream> streams;  // under the lock
-  int held = 0;                 // under the lock: threads that wait to call NCCL with it
-
-  [[nodiscard]] bool ended() const noexcept { return life.load() == Life::kEnded; }
-};
-
 enum class Shape : std::uint8_t { kCollective, kSend, kReceive, kNothing };  // kNothing: a call that needs it to live
+
+struct Counted;
 // What NCCL was told when it asked whether a stream is captured, during one call.
 struct Capture {
   bool captures = false;
@@ -102,6 +80,87 @@ struct Launched {
   Stream stream = nullptr;
   bool on_stream = true;  // else the host alone waits for the other ranks
   Capture capture;        // in a group: as NCCL was told in the call; it asks once for each stream of a communicator
+};
+
+// The rank of a communicator that this process has.
+struct Member {
+  CommunicatorId id;
+  std::size_t place = 0;   // of its library
+  std::uint64_t name = 0;  // Communicator::name
+  std::int32_t rank = -1, ranks = 0, device = -1;
+};
+
+// How often a rank has launched, alone and with each other rank.
+class Counts {
+ public:
+  // Once the number of ranks is known; nothing has been launched before.
+  void SetRanks(std::int32_t ranks) { pairs_ = std::vector<Count>(2 * static_cast<std::size_t>(ranks)); }
+  // `thread`: the state of the thread that launches. The first one owns the counts.
+  void Add(const Launched& one, const Member& member, const void* thread, std::int64_t some) noexcept {
+    const void* owner = owner_.load(std::memory_order_relaxed);
+    if (owner == nullptr) [[unlikely]]
+      if (owner_.compare_exchange_strong(owner, thread)) owner = thread;
+    const bool by_owner = owner == thread;
+    if (one.shape == Shape::kNothing) return;
+    if (one.shape == Shape::kCollective) return collectives_.Add(by_owner, some);
+    const std::size_t ranks = pairs_.size() / 2;
+    if (one.peer == member.rank || one.peer < 0 || static_cast<std::size_t>(one.peer) >= ranks)
+      return;  // NCCL refuses the latter
+    pairs_[static_cast<std::size_t>(one.peer) + (one.shape == Shape::kSend ? 0 : ranks)].Add(by_owner, some);
+  }
+  [[nodiscard]] std::uint64_t collectives() const noexcept { return collectives_.value(); }
+  [[nodiscard]] std::uint64_t WithPeer(std::int32_t peer, bool sends) const noexcept {
+    const std::size_t at = static_cast<std::size_t>(peer) + (sends ? 0 : pairs_.size() / 2);
+    return at < pairs_.size() ? pairs_[at].value() : 0;
+  }
+
+ private:
+  std::atomic<const void*> owner_{nullptr};
+  Count collectives_;
+  std::vector<Count> pairs_;  // to each rank, then from each
+};
+
+// The streams on which a rank has launched, while they can all be waited for. Under the lock, but for the last one.
+class LaunchStreams {
+ public:
+  void Add(Stream stream);
+  bool Remove(Stream stream);  // false: it has launched nothing there
+  void CannotAwait(const char* why) noexcept { unawaited_.store(why); }
+
+  [[nodiscard]] bool IsLast(Stream stream) const noexcept { return last_.load(std::memory_order_relaxed) == stream; }
+  [[nodiscard]] bool Has(Stream stream) const noexcept { return std::ranges::find(all_, stream) != all_.end(); }
+  [[nodiscard]] const std::vector<Stream>& all() const noexcept { return all_; }
+  [[nodiscard]] const char* unawaited() const noexcept { return unawaited_.load(); }  // why they cannot all be waited for
+
+ private:
+  static inline const Stream kNone = const_cast<char*>("none");
+
+  std::atomic<Stream> last_{kNone};
+  std::atomic<const char*> unawaited_{nullptr};
+  std::vector<Stream> all_;
+};
+
+// Whether a communicator lives, and who still needs what is known of it.
+struct Lifetime {
+  std::atomic<Life> life{Life::kLives};
+  // Whose group ends it, or what stands for the background; null: nobody's any more, so its kernels have ended as well.
+  std::atomic<const void*> still_ends{nullptr};
+  int held = 0;  // under the lock: threads that wait at the gate to call NCCL with it
+};
+
+// What of one communicator of this process is counted. Its address is found by FindCounted; it outlives the communicator by
+// far.
+struct Counted {
+  Member member;
+  Counts counts;
+  LaunchStreams streams;
+  Lifetime lifetime;
+  Background background;
+  std::atomic<const char*> uncounted{nullptr};  // a call whose launches this cannot see
+  std::atomic<const char*> captured{nullptr};   // why some graph's launches on it are not counted
+
+  [[nodiscard]] bool lives() const noexcept { return lifetime.life.load() == Life::kLives; }
+  [[nodiscard]] bool ended() const noexcept { return lifetime.life.load() == Life::kEnded; }
 };
 
 // ---- what the registry knows, as it learns it
@@ -175,22 +234,12 @@ void Undo(std::span<const Launched> launched) noexcept;
 void AfterLaunch(std::span<const Launched> launched, int result) noexcept;  // what is not the ordinary case
 
 inline void AddTo(const Launched& one, std::int64_t some) noexcept {
-  Counted& counted = *one.counted;
-  const void* owner = counted.owner.load(std::memory_order_relaxed);
-  if (owner == nullptr) [[unlikely]]
-    if (counted.owner.compare_exchange_strong(owner, &t_launches)) owner = &t_launches;
-  const bool by_owner = owner == &t_launches;
-  if (one.shape == Shape::kNothing) return;
-  if (one.shape == Shape::kCollective) return counted.collectives.Add(by_owner, some);
-  const std::size_t ranks = counted.pairs.size() / 2;
-  if (one.peer == counted.rank || one.peer < 0 || static_cast<std::size_t>(one.peer) >= ranks)
-    return;  // NCCL refuses the latter
-  counted.pairs[static_cast<std::size_t>(one.peer) + (one.shape == Shape::kSend ? 0 : ranks)].Add(by_owner, some);
+  one.counted->counts.Add(one, one.counted->member, &t_launches, some);
 }
 inline void CountOne(const Launched& one) noexcept { one.counted == nullptr ? CannotCount(nullptr, nullptr) : AddTo(one, 1); }
 
 inline bool IsOnLastStream(const Launched& one) noexcept {
-  return one.counted == nullptr || !one.on_stream || one.counted->last_stream.load(std::memory_order_relaxed) == one.stream;
+  return one.counted == nullptr || !one.on_stream || one.counted->streams.IsLast(one.stream);
 }
 
 // Makes a call of NCCL's that launches. `launched` may be empty: a call that others may have to wait for.
@@ -201,7 +250,7 @@ int Launch(const char* name, std::span<const Launched> launched, const Call& cal
   Place& place = state.place != nullptr ? *state.place : PlaceOfThread();
   std::atomic<const char*>& inside = place.inside;
   Entered entered = Entered::kCounted;
-  place.on.store(launched.empty() || launched[0].counted == nullptr ? 0 : launched[0].counted->id.value,
+  place.on.store(launched.empty() || launched[0].counted == nullptr ? 0 : launched[0].counted->member.id.value,
                  std::memory_order_relaxed);
   inside.store(name, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -1,13 +1,12 @@
 // How communicators are made: from a unique id, all of a process at once, and from another communicator.
-#include <unistd.h>
-
-#include <atomic>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
 #include "ncclpatch/nccl/launches.h"
+#include "ncclpatch/nccl/names.h"
 
 namespace amem::nccl {
 namespace {
@@ -16,17 +15,16 @@ Communicator Asked(std::size_t place, const char* how, std::int32_t rank, std::i
   return {.place = place, .how = how, .rank = rank, .ranks = ranks};
 }
 
-void Expect(Communicator& asked, const UniqueId& unique) {
-  const ExpectedHashes hashes = HashesOf(unique);
-  for (std::size_t i = 0; i < hashes.size(); ++i) asked.expected_complements[i] = ~hashes[i];
-  asked.clock = agreement::ClockOf(hashes.back()).value;
+// As ncclGetVersion says it; 0: unknown.
+int VersionAt(std::size_t place) {
+  using Function = int(int*);
+  auto* const function = reinterpret_cast<Function*>(redirects::Real(place, "ncclGetVersion"));
+  int version = 0;
+  return function != nullptr && function(&version) == kSuccess ? version : 0;
 }
 
 void AddPending(Group& group, const Pending& pending) noexcept {
-  if (group.comm == nullptr && !group.id)
-    group.id = pending.id;
-  else
-    group.several = true;
+  group.subject.Add(pending.id);
   try {
     if (group.pending == nullptr) group.pending = new std::vector<Pending>();
     group.pending->push_back(pending);
@@ -37,19 +35,14 @@ void AddPending(Group& group, const Pending& pending) noexcept {
 
 // While the process is paused because all were suspended, there is no memory for another communicator.
 int MakeWay(Communicator asked, CommunicatorId id) noexcept {
-  SuspendServer* server = t_state.inside ? nullptr : TheSuspendServer();
+  SuspendServer* server = t_state.is_inside() ? nullptr : TheSuspendServer();
   asked.id = id;
   return server == nullptr ? kSuccess : server->BeforeMaking(asked);
 }
 
-constexpr std::uint64_t kNoPart = ~std::uint64_t{0}, kRanksLeave = kNoPart - 1;
-
 template <class Call>
 int Making(CommunicatorId id, const Call& call) {
-  const bool before = std::exchange(t_state.making, true);
-  const int result = Followed(id, nullptr, call);
-  t_state.making = before;
-  return result;
+  return Followed(id, nullptr, call, Inside::kMaking);
 }
 
 // One communicator. In a group NCCL only notes the request, and the result is known at the group's end. If NCCL writes the
@@ -57,36 +50,46 @@ int Making(CommunicatorId id, const Call& call) {
 // `counts`: on what the making counts as a launch, because all its ranks take part.
 template <class Call>
 int MakeOne(const Communicator& asked, ncclComm** out, const Call& call, std::span<const launches::Launched> counts = {}) {
-  if (t_state.inside || out == nullptr) return call();
+  if (t_state.is_inside() || out == nullptr) return call();
   const CommunicatorId id = registry::Begin(asked);
   if (const int answer = MakeWay(asked, id)) return registry::End(id, "failed"), answer;
   const ncclComm* const before = *out;
   Group& group = t_state.groups[asked.place];
-  if (group.depth > 0 && id) {
+  if (group.is_open() && id) {
     const int result = Making(id, call);
-    if (!Accepted(result)) return Settle(id, nullptr, result), result;
+    if (!Accepted(result)) return RecordAnswer(id, nullptr, result), result;
     for (const launches::Launched& one : counts) Collect(asked.place, one);
     AddPending(group, {id, out, *out == before ? nullptr : *out});
     return result;
   }
   return launches::Launch("the making of a communicator", counts, [&]() noexcept {
     const int result = Making(id, call);
-    Settle(id, Accepted(result) ? *out : nullptr, result);
+    RecordAnswer(id, Accepted(result) ? *out : nullptr, result);
     return result;
   });
 }
 
-// `which`: what its ranks have in common, and no other part that is asked for at the same time.
+// What NCCL answers of a call's arguments, before it does anything for the call that other ranks could see.
+bool IsOfArguments(int result) { return result == kInvalidArgument || result == kInvalidUsage; }
+
+// `shape`: as which launch on the parent the call counts.
 template <class Call>
-int MakeFrom(ncclComm* parent, std::uint64_t which, Communicator asked, ncclComm** out, const Call& call) {
-  if (const int answer = t_state.inside ? kSuccess : RefusalOf(asked.how, parent)) return answer;
+int MakeFrom(ncclComm* parent, const names::Part& part, launches::Shape shape, Communicator asked, ncclComm** out,
+             const Call& call) {
+  if (t_state.is_inside()) return call();
+  if (const int answer = RefusalOf(asked.how, parent)) return answer;
   asked.parent = registry::IdOf(parent);
-  if (which != kNoPart && !t_state.inside) asked.clock = registry::ClockOfPart(parent, which);
-  const bool counts = which != kNoPart && which != kRanksLeave;
-  const launches::Launched one{.counted = parent == nullptr ? nullptr : launches::FindCounted(parent),
-                               .shape = counts ? launches::Shape::kCollective : launches::Shape::kNothing,
-                               .on_stream = false};
-  return MakeOne(asked, out, call, {&one, one.counted != nullptr ? std::size_t{1} : std::size_t{0}});
+  asked.name = registry::NameNextPart(parent, part);
+  const launches::Launched one{
+      .counted = parent == nullptr ? nullptr : launches::FindCounted(parent), .shape = shape, .on_stream = false};
+  bool called = false;
+  const auto make = [&]() noexcept {
+    called = true;
+    return call();
+  };
+  const int result = MakeOne(asked, out, make, {&one, one.counted != nullptr ? std::size_t{1} : std::size_t{0}});
+  if (!called || IsOfArguments(result)) registry::RetractPart(parent, part);
+  return result;
 }
 
 template <replacements::Text Name, class... More>
@@ -94,7 +97,7 @@ struct Init : redirects::Around<Init<Name, More...>, Name> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comm, int ranks, UniqueId unique, int rank,
                   More...) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    Expect(asked, unique);
+    asked.name = names::OfUniqueId(unique, VersionAt(place));
     return MakeOne(asked, comm, pass);
   }
 };
@@ -105,7 +108,7 @@ struct InitRankScalable : redirects::Around<InitRankScalable, "ncclCommInitRankS
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comm, int ranks, int rank, int ids,
                   UniqueId* unique, Config*) {
     Communicator asked = Asked(place, "init", rank, ranks);
-    if (unique != nullptr && ids > 0) Expect(asked, unique[0]);  // NCCL uses the first
+    if (unique != nullptr && ids > 0) asked.name = names::OfUniqueId(unique[0], VersionAt(place));  // NCCL uses the first
     return MakeOne(asked, comm, pass);
   }
 };
@@ -113,14 +116,13 @@ struct InitRankScalable : redirects::Around<InitRankScalable, "ncclCommInitRankS
 // All of a process at once. Allocations meanwhile are for an unknown one, unless there is only one.
 struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm** comms, int count, const int* /*devices*/) {
-    if (t_state.inside || comms == nullptr || count < 1) return pass();
+    if (t_state.is_inside() || comms == nullptr || count < 1) return pass();
     std::vector<CommunicatorId> ids;
-    static std::atomic<std::uint32_t> made{0};
-    const std::uint64_t which = (std::uint64_t{++made} << 32U) + static_cast<std::uint32_t>(::getpid());
+    const std::uint64_t name = names::OfThisProcess();
     try {
       for (int rank = 0; rank < count; ++rank) {
         Communicator asked = Asked(place, "init all", rank, count);
-        asked.clock = agreement::ClockOf(~which).value;  // all its ranks are in this process
+        asked.name = name;
         ids.push_back(registry::Begin(asked));
       }
     } catch (...) {
@@ -129,7 +131,7 @@ struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
     for (const CommunicatorId id : ids) result = result == kSuccess ? MakeWay(Asked(place, "init all", -1, count), id) : result;
     const auto make = [&]() noexcept {
       if (result == kSuccess) result = Making(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{}, pass);
-      for (std::size_t i = 0; i < ids.size(); ++i) Settle(ids[i], result == kSuccess ? comms[i] : nullptr, result);
+      for (std::size_t i = 0; i < ids.size(); ++i) RecordAnswer(ids[i], result == kSuccess ? comms[i] : nullptr, result);
       return result;
     };
     return launches::Pass(kName, nullptr, make);
@@ -138,11 +140,18 @@ struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
 
 template <replacements::Text Name, replacements::Text How, class Which, class... Flags>
 struct Part : redirects::Around<Part<Name, How, Which, Flags...>, Name> {
-  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, Which which, int, ncclComm** comm, Config*,
-                  Flags...) {
-    std::uint64_t part = kRanksLeave;  // who leaves does not call; of a split there is one for each color
-    if constexpr (std::is_same_v<Which, int>) part = static_cast<std::uint32_t>(which);
-    return MakeFrom(parent, part, Asked(place, How.data, -1, 0), comm, pass);
+  static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, Which which, int number, ncclComm** comm,
+                  Config*, Flags...) {
+    const Communicator asked = Asked(place, How.data, -1, 0);
+    if constexpr (std::is_same_v<Which, int>)
+      return MakeFrom(parent, names::SplitBy(which), launches::Shape::kCollective, asked, comm, pass);
+    else
+      return MakeFrom(parent, names::ShrinkWithout(Listed(which, number)), launches::Shape::kNothing, asked, comm, pass);
+  }
+
+ private:
+  static std::span<const int> Listed(const int* ranks, int number) {
+    return {ranks, ranks == nullptr || number < 0 ? std::size_t{0} : static_cast<std::size_t>(number)};
   }
 };
 using Split = Part<"ncclCommSplit", "split", int>;           // by color and key
@@ -152,7 +161,7 @@ using Shrink = Part<"ncclCommShrink", "shrink", int*, int>;  // without the rank
 struct Grow : redirects::Around<Grow, "ncclCommGrow"> {
   static int With(std::size_t place, const redirects::Pass& pass, ncclComm* parent, int ranks, const UniqueId*, int rank,
                   ncclComm** comm, Config*) {
-    return MakeFrom(parent, kNoPart, Asked(place, "grow", rank, ranks), comm, pass);
+    return MakeFrom(parent, {}, launches::Shape::kNothing, Asked(place, "grow", rank, ranks), comm, pass);
   }
 };
 

@@ -5,6 +5,7 @@
 
 #include "ncclpatch/nccl/gate.h"
 #include "ncclpatch/nccl/places.h"
+#include "statemachine/check.h"
 
 namespace amem::nccl::launches {
 namespace {
@@ -12,10 +13,35 @@ namespace {
 constexpr std::size_t kMostClocks = 1500;  // that one message has room for
 constexpr std::size_t kMostThreads = 4;    // that a message tells of
 
-std::string NameOf(const Counted& of) {
+std::string NameOf(const Counted& counted) {
+  const Member& of = counted.member;
   char text[64];
-  std::snprintf(text, sizeof text, "communicator 0x%llx (%d ranks)", static_cast<unsigned long long>(of.clock), of.ranks);
+  std::snprintf(text, sizeof text, "communicator 0x%llx (%d ranks)", static_cast<unsigned long long>(of.name), of.ranks);
   return text;
+}
+
+// What holds whenever the lock is free: who has an address lives, who has ended is known, and a device that is held has
+// threads.
+Status Check(const All& all) {
+  std::set<const Counted*> living;
+  for (const auto& [id, counted] : all.by_id) {
+    AMEM_CHECK(counted->member.id == id);
+    AMEM_CHECK(counted->lifetime.held >= 0, id);
+    if (!counted->ended()) living.insert(counted.get());
+  }
+  for (const auto& [address, counted] : all.by_address) AMEM_CHECK(living.contains(counted), living.size());
+  for (const CommunicatorId id : all.ended) {
+    const auto known = all.by_id.find(id);
+    AMEM_CHECK(known != all.by_id.end(), id);
+    AMEM_CHECK(known->second->ended(), id);
+  }
+  for (const auto& [device, threads] : all.held) AMEM_CHECK(threads > 0, device);
+  return {};
+}
+
+void CheckAndNote(All& all) {
+  if (!all.failed_check.empty()) return;
+  if (const Status status = Check(all); !status.ok()) all.failed_check = status.message();
 }
 
 // A stream may be gone with its communicator, so that only those of living ones are waited for.
@@ -24,12 +50,12 @@ std::string WhyEndedOneCounts(const All& all) {
   std::set<std::pair<std::int32_t, Stream>> awaited;
   for (const auto& [id, counted] : all.by_id)
     if (!counted->ended())
-      for (const Stream stream : counted->streams) awaited.emplace(counted->device, stream);
+      for (const Stream stream : counted->streams.all()) awaited.emplace(counted->member.device, stream);
   for (const auto& [id, counted] : all.by_id) {
     const Counted& of = *counted;
     if (!MayStillRun(all, of)) continue;
-    const auto is_awaited = [&](const Stream stream) { return awaited.contains({of.device, stream}); };
-    if (of.unawaited.load() != nullptr || !std::ranges::all_of(of.streams, is_awaited))
+    const auto is_awaited = [&](const Stream stream) { return awaited.contains({of.member.device, stream}); };
+    if (of.streams.unawaited() != nullptr || !std::ranges::all_of(of.streams.all(), is_awaited))
       return NameOf(of) + " has ended, but perhaps not yet what it launched";
   }
   return "";
@@ -42,7 +68,18 @@ bool SomeLive(const All& all, const Captured& captured) {
   });
 }
 
+std::string WhyNot(const Counted& of) {
+  if (const char* const call = of.uncounted.load()) return std::string(call) + " on " + NameOf(of) + " is not counted";
+  if (const char* const why_not = of.captured.load())
+    return "launches of " + NameOf(of) + " were captured into a CUDA graph" + why_not;
+  if (const char* const where = of.streams.unawaited()) return NameOf(of) + " has launched " + where;
+  if (of.member.name == 0 && of.member.ranks != 1)
+    return "a communicator of " + std::to_string(of.member.ranks) + " ranks has no name that they share";
+  return "";
+}
+
 std::string WhyNot(const All& all) {
+  if (!all.failed_check.empty()) return "what it launches is not known for sure, because AMem is wrong: " + all.failed_check;
   if (g_broken.load()) return "what it launches could not be counted, for lack of memory";
   if (!CanMakeThreadsSeen()) return "this kernel has no membarrier, without which launches cannot be held";
   if (g_unknown.load())
@@ -56,13 +93,8 @@ std::string WhyNot(const All& all) {
   for (const auto& [id, counted] : all.by_id) {
     const Counted& of = *counted;
     if (of.ended()) continue;
-    if (const char* const call = of.uncounted.load()) return std::string(call) + " on " + NameOf(of) + " is not counted";
-    if (const char* const why_not = of.captured.load())
-      return "launches of " + NameOf(of) + " were captured into a CUDA graph" + why_not;
-    if (const char* const where = of.unawaited.load()) return NameOf(of) + " has launched " + where;
-    if (of.clock == 0 && of.ranks != 1)
-      return "a communicator of " + std::to_string(of.ranks) + " ranks has no name that they share";
-    if (of.clock != 0 && !places.emplace(of.clock, of.device).second)
+    if (std::string why_not = WhyNot(of); !why_not.empty()) return why_not;
+    if (of.member.name != 0 && !places.emplace(of.member.name, of.member.device).second)
       return NameOf(of) + " has two ranks on one GPU of this process";
   }
   for (const auto& [handle, captured] : all.captured)
@@ -77,7 +109,7 @@ std::string Inside(const All& all) {
   for (const Place* place = FirstPlace(); place != nullptr; place = place->next)
     if (const char* const call = place->inside.load(std::memory_order_acquire)) {
       const auto on = all.by_id.find(CommunicatorId{place->on.load(std::memory_order_relaxed)});
-      return on == all.by_id.end() || on->second->clock == 0 ? call : std::string(call) + " on " + NameOf(*on->second);
+      return on == all.by_id.end() || on->second->member.name == 0 ? call : std::string(call) + " on " + NameOf(*on->second);
     }
   for (const auto& [id, counted] : all.by_id)
     if (counted->background.goes_on() && !counted->ended())
@@ -129,6 +161,7 @@ agreement::LaunchReading Hold(const agreement::LaunchOrder& order) {
   All& all = TheAll();
   const std::lock_guard lock(all.mutex);
   Gate& gate = all.gate;
+  CheckAndNote(all);
   if (!g_closed.load()) {
     gate = {};
     g_closed.store(true);
@@ -149,6 +182,7 @@ agreement::LaunchReading Hold(const agreement::LaunchOrder& order) {
 void LetGo() {
   All& all = TheAll();
   const std::lock_guard lock(all.mutex);
+  CheckAndNote(all);
   g_closed.store(false);
   all.changed.notify_all();
 }
@@ -167,7 +201,7 @@ std::vector<std::pair<DeviceOrdinal, Stream>> Streams() {
   std::set<std::pair<std::int32_t, Stream>> streams;
   for (const auto& [id, counted] : all.by_id)
     if (!counted->ended())
-      for (const Stream stream : counted->streams) streams.emplace(counted->device, stream);
+      for (const Stream stream : counted->streams.all()) streams.emplace(counted->member.device, stream);
   std::vector<std::pair<DeviceOrdinal, Stream>> found;
   for (const auto& [device, stream] : streams) found.emplace_back(DeviceOrdinal{device}, stream);
   return found;

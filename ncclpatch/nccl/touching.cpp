@@ -41,7 +41,7 @@ struct Launching {
     if (comm == nullptr || launches::t_launches.launching) return call();
     launches::Launched one{launches::FindCounted(comm), shape, -1, std::get<sizeof...(Arguments) - 1>(all)};
     if constexpr (shape != launches::Shape::kCollective) one.peer = std::get<peer>(all);
-    if (t_state.groups[place].depth == 0) return launches::Launch(kName, {&one, 1}, call);
+    if (!t_state.groups[place].is_open()) return launches::Launch(kName, {&one, 1}, call);
     const int result = launches::InGroup(one, call);
     if (Accepted(result)) Collect(place, one);
     return result;
@@ -71,7 +71,7 @@ struct Together {
     Touch(place, comm);
     if (const int answer = refused ? RefusalOf(kName, comm) : kSuccess) return answer;
     const auto call = [&]() noexcept { return real(arguments...); };
-    if (t_state.groups[place].depth > 0 || comm == nullptr) return call();
+    if (t_state.groups[place].is_open() || comm == nullptr) return call();
     const launches::Launched one{.counted = launches::FindCounted(comm), .on_stream = false};
     return refused ? launches::Launch(kName, {&one, 1}, call)
                    : launches::Pass(kName, comm, call);  // others may not give it back
@@ -82,7 +82,7 @@ struct Together {
 template <replacements::Text Name, class... Arguments>
 struct ForProgram : redirects::Around<ForProgram<Name, Arguments...>, Name> {
   static int With(std::size_t /*place*/, const redirects::Pass& pass, Arguments...) {
-    return t_state.inside ? pass() : launches::Pass(Name.data, nullptr, pass);
+    return t_state.is_inside() ? pass() : launches::Pass(Name.data, nullptr, pass);
   }
 };
 using MemAlloc = ForProgram<"ncclMemAlloc", void**, std::size_t>;

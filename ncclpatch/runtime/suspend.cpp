@@ -29,7 +29,7 @@ struct Change {
   std::size_t place;  // of its library
   bool suspended;
   // It is settled when this thread's group of that library ends, and not before.
-  [[nodiscard]] bool waits() const { return nccl::t_state.groups[place].depth > 0; }
+  [[nodiscard]] bool waits() const { return nccl::t_state.groups[place].is_open(); }
 };
 // Communicators that NCCL's own function suspended, with flags that AMem does not know: NCCL resumes them too.
 struct NcclsOwn {
@@ -153,8 +153,8 @@ Status Mark(const ncclComm* comm, bool suspended) {
   t_changes.push_back({one.id, one.place, suspended});
   nccl::registry::SetSuspended(one.id, suspended);
   nccl::Group& group = nccl::t_state.groups[one.place];
-  if (group.depth > 0) {
-    (suspended ? group.settles : group.resumes) = true;
+  if (group.is_open()) {
+    group.Add(suspended ? nccl::Effect::kMayPause : nccl::Effect::kResumes);
     return Status::Ok();
   }
   return CarryOut(suspended ? CycleKind::kPause : CycleKind::kResume);
@@ -229,7 +229,7 @@ class Server : public nccl::SuspendServer {
       return status.Within(fmt::format("\"{}\" while all communicators of the process are suspended", asked.how));
     });
   }
-  int SettleResumes(const char* call) noexcept override {
+  int CarryOutResumes(const char* call) noexcept override {
     const int result = AtNcclsBorder(call, [] { return suspend::CarryOut(CycleKind::kResume); });
     try {
       if (result != kOk) t_failed_resume = LastError();
@@ -239,7 +239,7 @@ class Server : public nccl::SuspendServer {
   }
   void UndoSuspends() noexcept override { UndoChanges(); }  // the group's resumes are settled, or undone already
   void ResumeFailedFirst() noexcept override { last_error::NoteRefusal(t_failed_resume); }
-  int Settle(const char* call) noexcept override {
+  int CarryOutSuspends(const char* call) noexcept override {
     return AtNcclsBorder(call, [] { return suspend::CarryOut(CycleKind::kPause); });
   }
 };

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "journal/journal.h"
 #include "tests/scenarios/job.h"
@@ -70,7 +71,7 @@ void AddCommunicator(const Event& event, std::string& text) {
   if (const auto* begun = std::get_if<CommunicatorBegun>(&event.body)) text += begun->how;
   if (const auto* ready = std::get_if<CommunicatorReady>(&event.body))
     text += ", rank " + std::to_string(ready->rank) + " of " + std::to_string(ready->ranks) + " on device " +
-            std::to_string(ready->device.value) + (ready->hash != 0 ? " with a hash" : "");
+            std::to_string(ready->device.value) + (ready->hash != 0 ? " with a name" : "");
   if (const auto* ended = std::get_if<CommunicatorEnded>(&event.body)) text += ", " + ended->how + "; ";
 }
 
@@ -103,6 +104,22 @@ JournalFacts ReadOne(const std::filesystem::path& journals) {
   return facts;
 }
 
+// Of the communicators that were made from a unique id, in all processes.
+std::set<std::uint64_t> NamesIn(const std::filesystem::path& journals) {
+  std::set<std::uint64_t> names;
+  const auto sessions = ListSessions(journals);
+  for (const auto& session : sessions.ok() ? *sessions : std::vector<std::filesystem::path>()) {
+    const auto reader = JournalReader::Open(session);
+    if (!reader.ok()) continue;
+    const auto read = (*reader)->Read(SequenceNumber{1}, kToTheEnd, [&](const Event& event) {
+      if (const auto* ready = std::get_if<CommunicatorReady>(&event.body)) names.insert(ready->hash);
+      return true;
+    });
+    EXPECT_TRUE(read.ok()) << read.status().message();
+  }
+  return names;
+}
+
 void ExpectJournal(const Job& job, const std::string& way) {
   const JournalFacts facts = ReadOne(job.journals());
   EXPECT_EQ(facts.way, way);
@@ -113,7 +130,8 @@ void ExpectJournal(const Job& job, const std::string& way) {
   EXPECT_EQ(facts.with_communicator, 10) << "all that NCCL allocated and imported, and not the slabs that AMem did";
   EXPECT_NE(facts.communicators.find("init, rank "), std::string::npos) << facts.communicators;
   EXPECT_NE(facts.communicators.find(" of 4 on device "), std::string::npos) << facts.communicators;
-  EXPECT_NE(facts.communicators.find(" with a hash, destroyed; "), std::string::npos) << facts.communicators;
+  EXPECT_NE(facts.communicators.find(" with a name, destroyed; "), std::string::npos) << facts.communicators;
+  EXPECT_EQ(NamesIn(job.journals()).size(), 1U) << "all ranks know it by one name";
   EXPECT_GE(facts.replaced_symbols, 15);
   EXPECT_EQ(facts.status, SessionStatus::kClosed);
 }

@@ -87,7 +87,7 @@ void Launches::Begin(Rank& rank) {
 launches::Counted* Launches::Make(std::uint64_t clock, int rank, int ranks) {
   static std::uintptr_t last = 0;
   auto* const address = reinterpret_cast<ncclComm*>(last += 0x10000);
-  nccl::Communicator known{.how = "init", .clock = clock | 1U, .rank = rank, .ranks = ranks, .device = DeviceOrdinal{rank_}};
+  nccl::Communicator known{.how = "init", .name = clock | 1U, .rank = rank, .ranks = ranks, .device = DeviceOrdinal{rank_}};
   known.id = nccl::registry::Begin(known);
   nccl::registry::Bind(known.id, address);
   nccl::registry::MarkReady(known);

@@ -491,19 +491,19 @@ TEST_F(CardsTest, a_communicator_that_ends_while_paused_is_let_go_and_others_wai
   constexpr CommunicatorId kEnds{41}, kLives{42};
   const auto post = [&](CommunicatorId of, std::atomic<int>& into) {
     return std::thread([&, of] {
-      nccl::t_state.id = of;
+      nccl::t_state.call.id = of;
       into = Post(pair_, Key());
     });
   };
   std::thread ends = post(kEnds, result), lives = post(kLives, other_result);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_EQ(result, -1);
-  nccl::TellEnding(kEnds, true);
+  nccl::NotifyEnding(kEnds, true);
   ends.join();
   EXPECT_EQ(result, EIO);
   EXPECT_EQ(g_card.sent, 0U);
   EXPECT_EQ(other_result, -1);
-  nccl::TellEnding(kEnds, false);
+  nccl::NotifyEnding(kEnds, false);
   Resume();
   lives.join();
   EXPECT_EQ(other_result, 0);
@@ -513,8 +513,8 @@ TEST_F(CardsTest, a_communicator_that_ends_while_paused_is_let_go_and_others_wai
 
 TEST_F(CardsTest, a_communicator_that_has_ended_before_the_pause_lets_nobody_go) {
   MakeConnection();
-  nccl::TellEnding({}, true);
-  nccl::TellEnding({}, false);
+  nccl::NotifyEnding({}, true);
+  nccl::NotifyEnding({}, false);
   PauseLeaves();
   std::atomic<int> result = -1;
   std::thread sends([&] { result = Post(pair_, Key()); });

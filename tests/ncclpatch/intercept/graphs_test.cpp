@@ -22,7 +22,7 @@ class Graphs : public Intercepted {
     MakeCommunicator(Address(), 7);
   }
   static void MakeCommunicator(ncclComm* address, std::uint64_t clock) {
-    nccl::Communicator known{.how = "init", .clock = clock, .rank = 0, .ranks = 2, .device = DeviceOrdinal{0}};
+    nccl::Communicator known{.how = "init", .name = clock, .rank = 0, .ranks = 2, .device = DeviceOrdinal{0}};
     known.id = nccl::registry::Begin(known);
     nccl::registry::Bind(known.id, address);
     nccl::registry::MarkReady(known);
@@ -57,7 +57,7 @@ class Graphs : public Intercepted {
       return static_cast<int>(ask(nullptr, &status, &id, &into, nullptr, nullptr));
     });
   }
-  static std::uint64_t Launched() { return launches::FindCounted(Address())->collectives.value(); }
+  static std::uint64_t Launched() { return launches::FindCounted(Address())->counts.collectives(); }
   static std::string WhyNot() { return launches::Read().why_not; }
   static CUresult Instantiate(CUgraphExec made, CUgraph graph, unsigned long long flags = 0) {
     static CUgraphExec answer = nullptr;

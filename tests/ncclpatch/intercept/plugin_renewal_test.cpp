@@ -58,7 +58,7 @@ class PluginRenewalTest : public test::Intercepted {
   void SetUp() override {
     Intercepted::SetUp();
     handles().Begin();
-    nccl::t_state.services = true;
+    nccl::t_state.origin.services = true;
     plugin_ = dlopen(AMEM_NET_PLUGIN, RTLD_NOW | RTLD_LOCAL);
     ASSERT_NE(plugin_, nullptr) << dlerror();
     Switch<int>("stand_in_plugin_result") = 0;
@@ -66,7 +66,7 @@ class PluginRenewalTest : public test::Intercepted {
   }
   void TearDown() override {
     EXPECT_TRUE(session().CopyState().regions.empty());
-    nccl::t_state.services = false;
+    nccl::t_state.origin.services = false;
     EXPECT_EQ(Nccl<int(CUdeviceptr, size_t)>("stand_in_nccl_free_buffer")(buffer_, kBytes), 0);
     Intercepted::TearDown();
   }
@@ -238,7 +238,7 @@ TEST_F(PluginRenewalTest, other_plugins_and_other_memory_keep_the_plugins_own_ha
   const Net net = Table("ncclNetPlugin_v11", true);
   ASSERT_EQ(net.Connect(), 0);
   EXPECT_EQ(pins(net, reinterpret_cast<void*>(memory())), "its memory is the program's");
-  nccl::t_state.services = false;
+  nccl::t_state.origin.services = false;
   EXPECT_NE(pins(net, buffer()).find("serves a communicator's connections"), std::string::npos);
 }
 

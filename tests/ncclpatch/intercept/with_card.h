@@ -167,11 +167,9 @@ class WithCard : public Intercepted {
   }
   // As a communicator's proxy: NCCL has started the thread while it made a communicator.
   static void OnServiceThread(const Work& work, CommunicatorId of = {}) {
-    nccl::t_state.making = true;
-    const auto before = std::exchange(nccl::t_state.id, of);
+    const auto before = std::exchange(nccl::t_state.call, {.id = of, .inside = nccl::Inside::kMaking});
     OnThread(&RunWork, work);
-    nccl::t_state.id = before;
-    nccl::t_state.making = false;
+    nccl::t_state.call = before;
   }
   [[nodiscard]] CUdeviceptr Buffer(size_t bytes) {
     CUdeviceptr address = 0;

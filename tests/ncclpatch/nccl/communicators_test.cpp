@@ -21,6 +21,7 @@
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/names.h"
 
 namespace amem::nccl {
 namespace {
@@ -59,6 +60,8 @@ struct Configuration {
 
 class Communicators : public ::testing::Test {
  protected:
+  static constexpr int kBadColor = 4444, kFailingColor = 3333;  // of the stand-in
+
   static void SetUpTestSuite() {
     nccl_ = dlopen(AMEM_NCCL_CALLS, RTLD_LAZY | RTLD_LOCAL);
     ASSERT_NE(nccl_, nullptr) << dlerror();
@@ -91,6 +94,29 @@ class Communicators : public ::testing::Test {
   static int Split(ncclComm* parent, int color, ncclComm** comm) {
     return Function<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit")(parent, color, 0, comm, nullptr);
   }
+  static int Shrink(ncclComm* parent, std::vector<int> without, ncclComm** comm) {
+    return Function<int(ncclComm*, int*, int, ncclComm**, void*, int)>("ncclCommShrink")(
+        parent, without.data(), static_cast<int>(without.size()), comm, nullptr, 0);
+  }
+  static ncclComm* Grow(ncclComm* parent, int ranks, const UniqueId* id, int rank) {
+    ncclComm* grown = nullptr;
+    EXPECT_EQ((Function<int(ncclComm*, int, const UniqueId*, int, ncclComm**, void*)>("ncclCommGrow")(parent, ranks, id, rank,
+                                                                                                      &grown, nullptr)),
+              0);
+    return grown;
+  }
+  static std::uint64_t NameOf(const ncclComm* comm) { return Find(comm)->name; }
+  // Of the part that a split makes.
+  static std::uint64_t NameOfSplit(ncclComm* parent, int color) {
+    ncclComm* made = nullptr;
+    EXPECT_EQ(Split(parent, color, &made), 0);
+    return NameOf(made);
+  }
+  static std::uint64_t NameOfShrink(ncclComm* parent, const std::vector<int>& without) {
+    ncclComm* made = nullptr;
+    EXPECT_EQ(Shrink(parent, without, &made), 0);
+    return NameOf(made);
+  }
   static int Reduce(ncclComm* comm) { return Function<AllReduce>("ncclAllReduce")(nullptr, nullptr, 0, 7, 0, comm, nullptr); }
   static int Do(const char* name) { return Function<int()>(name)(); }
   static int Do(const char* name, ncclComm* comm) { return Function<int(ncclComm*)>(name)(comm); }
@@ -103,7 +129,7 @@ class Communicators : public ::testing::Test {
 void* Communicators::nccl_ = nullptr;
 Communicators::AllReduce* Communicators::plain_all_reduce_ = nullptr;
 
-TEST_F(Communicators, one_that_is_made_used_and_destroyed_is_known_by_rank_size_device_and_hash) {
+TEST_F(Communicators, one_that_is_made_used_and_destroyed_is_known_by_rank_size_device_and_name) {
   ncclComm* comm = nullptr;
   ASSERT_EQ(InitRank(&comm, "made", 2, 4), 0);
   const auto known = Find(comm);
@@ -112,7 +138,7 @@ TEST_F(Communicators, one_that_is_made_used_and_destroyed_is_known_by_rank_size_
   EXPECT_EQ(known->rank, 2);
   EXPECT_EQ(known->ranks, 4);
   EXPECT_EQ(known->device.value, 2);
-  EXPECT_EQ(known->hash, HashIn(comm));
+  EXPECT_EQ(known->name, HashIn(comm)) << "as NCCL computes it";
   EXPECT_EQ(Probed("init"), Only(comm)) << "memory is for the communicator before it has an address";
   EXPECT_EQ(Probed("proxy"), Only(comm)) << "a thread that a thread of NCCL's starts is the communicator's, too";
   EXPECT_EQ(Reduce(comm), 0);
@@ -152,7 +178,10 @@ TEST_F(Communicators, all_ways_to_make_one_are_seen) {
     ASSERT_TRUE(Find(comm).has_value()) << how;
     EXPECT_EQ(Find(comm)->how, how);
     EXPECT_EQ(Find(comm)->stage, Stage::kReady) << how;
-    EXPECT_EQ(Find(comm)->hash, HashIn(comm)) << how << ": learned from those that were made from a unique id";
+    if (how == "init") {
+      EXPECT_EQ(Find(comm)->name, HashIn(comm)) << "of several ids NCCL takes the first";
+    }
+    EXPECT_EQ(Find(comm)->name != 0, how != "grow") << how;
     EXPECT_EQ(Find(comm)->parent, how == "split" || how == "shrink" || how == "grow" ? Find(scalable)->id : CommunicatorId{});
   }
   EXPECT_EQ(Find(grown)->ranks, 5);
@@ -160,6 +189,81 @@ TEST_F(Communicators, all_ways_to_make_one_are_seen) {
   for (ncclComm* comm : {config, scalable, all[0], all[1], split, shrunk, grown}) Do("ncclCommAbort", comm);
   EXPECT_TRUE(All().empty());
   EXPECT_EQ(std::count(g_seen.lines.begin(), g_seen.lines.end(), "ended aborted"), 7);
+}
+
+// The same bytes, hashed by a program of its own.
+TEST(Names, of_a_unique_id_is_the_hash_of_the_version_that_made_it) {
+  UniqueId id{};
+  for (std::size_t i = 0; i < sizeof id.bytes; ++i) id.bytes[i] = static_cast<char>(i * 37 + 200);
+  constexpr std::uint64_t kBytewise =
+      std::is_signed_v<char> ? 0x6d51a6fa7a620005 : 0xf089f0398c664805;  // as NCCL's processor has it
+  constexpr std::uint64_t kWordwise = 0x130bf80bb2fc3c2b;
+  for (const int version : {21803, 22105, 22203, 22304, 22403, 22501}) EXPECT_EQ(names::OfUniqueId(id, version), kBytewise);
+  for (const int version : {22602, 22809, 23203, 0}) EXPECT_EQ(names::OfUniqueId(id, version), kWordwise) << version;
+}
+
+TEST_F(Communicators, all_ranks_know_a_part_by_one_name_although_a_call_failed_on_one_of_them) {
+  ncclComm *first = nullptr, *second = nullptr, *unused = nullptr;
+  ASSERT_EQ(InitRank(&first, "parent", 0, 3), 0);
+  ASSERT_EQ(InitRank(&second, "parent", 1, 3), 0);
+  EXPECT_EQ(NameOf(first), NameOf(second));
+  const std::uint64_t before = NameOfSplit(first, 1);
+  EXPECT_EQ(before, NameOfSplit(second, 1));
+  EXPECT_EQ(Split(first, kBadColor, &unused), 4) << "NCCL refuses the call, and the other rank has made none";
+  EXPECT_EQ(Split(first, 1, nullptr), 4);
+  EXPECT_EQ(NameOfSplit(first, 1), NameOfSplit(second, 1));
+  Do("ncclGroupStart");
+  ncclComm *grouped = nullptr, *other = nullptr;
+  EXPECT_EQ(Split(first, kBadColor, &unused), 4);
+  EXPECT_EQ(Split(first, 1, &grouped), 0);
+  Do("ncclGroupEnd");
+  EXPECT_EQ(Split(second, 1, &other), 0);
+  EXPECT_EQ(NameOf(grouped), NameOf(other));
+  EXPECT_EQ(Split(first, kFailingColor, &unused), 3) << "the other rank's call succeeds";
+  EXPECT_EQ(Split(second, 1, &other), 0);
+  const std::uint64_t after = NameOfSplit(first, 1);
+  EXPECT_EQ(after, NameOfSplit(second, 1));
+  EXPECT_NE(after, before);
+  EXPECT_EQ(Split(first, -1, &unused), 0) << "takes part as well, without a communicator";
+  NameOfSplit(second, 1);
+  EXPECT_EQ(NameOfSplit(first, 1), NameOfSplit(second, 1));
+  EXPECT_NE(NameOfSplit(first, 1), NameOfSplit(second, 2)) << "two colors of one call";
+}
+
+TEST_F(Communicators, a_rank_that_one_shrink_left_out_knows_the_parts_of_later_ones_by_the_same_names) {
+  ncclComm *first = nullptr, *second = nullptr;
+  ASSERT_EQ(InitRank(&first, "shrunk", 0, 4), 0);
+  ASSERT_EQ(InitRank(&second, "shrunk", 1, 4), 0);
+  const std::uint64_t without_second = NameOfShrink(first, {1, 2});
+  const std::uint64_t later = NameOfShrink(first, {2});
+  EXPECT_EQ(later, NameOfShrink(second, {2}));
+  EXPECT_NE(later, without_second);
+  EXPECT_EQ(NameOfSplit(first, 0), NameOfSplit(second, 0));
+  EXPECT_EQ(NameOfShrink(first, {2, 3}), NameOfShrink(second, {3, 2})) << "in any order";
+  EXPECT_NE(NameOfShrink(first, {2}), later) << "once more";
+}
+
+// What a rank's AMem has not seen, because it was attached later or because the rank joined, has no name there, and so have its
+// parts: a wrong one would be worse.
+TEST_F(Communicators, without_what_its_ranks_have_in_common_a_communicator_has_no_name) {
+  ncclComm* const unseen = Function<ncclComm*()>("stand_in_unseen")();
+  EXPECT_EQ(NameOfSplit(unseen, 0), 0U);
+  EXPECT_EQ(NameOfShrink(unseen, {1}), 0U);
+  ncclComm* parent = nullptr;
+  ASSERT_EQ(InitRank(&parent, "to grow", 0, 2), 0);
+  const UniqueId id = Unique("of the grown one");
+  ncclComm *const coordinator = Grow(parent, 3, &id, -1), *const stays = Grow(parent, 3, nullptr, -1);
+  ncclComm* const joins = Grow(nullptr, 3, &id, 2);
+  for (ncclComm* const one : {coordinator, stays, joins}) {
+    EXPECT_EQ(NameOf(one), 0U);
+    EXPECT_EQ(NameOfSplit(one, 0), 0U);
+  }
+  ncclComm *all[2] = {}, *others[2] = {};
+  for (ncclComm** made : {all, others})
+    ASSERT_EQ((Function<int(ncclComm**, int, const int*)>("ncclCommInitAll")(made, 2, nullptr)), 0);
+  EXPECT_EQ(NameOf(all[0]), NameOf(all[1]));
+  EXPECT_NE(NameOf(all[0]), NameOf(others[0])) << "in no other process either";
+  EXPECT_EQ(NameOfSplit(all[0], 0), NameOfSplit(all[1], 0));
 }
 
 TEST_F(Communicators, a_rank_without_a_color_has_none) {
@@ -269,14 +373,13 @@ TEST_F(Communicators, a_nonblocking_one_is_ready_when_ncclCommGetAsyncError_says
     EXPECT_EQ(error, 7);
     ASSERT_TRUE(Find(comm).has_value()) << "it has an address";
     EXPECT_EQ(Find(comm)->stage, Stage::kMaking);
-    EXPECT_EQ(Find(comm)->hash, 0U) << "not yet known";
     EXPECT_EQ(Find(comm)->rank, 1) << "as it was asked for";
     EXPECT_EQ(Find(comm)->ranks, 3);
     Function<void(int)>("stand_in_hold")(0);
     Function<void(ncclComm*)>("stand_in_let_go")(comm);
     while (poll(comm, &error) == 0 && error == 7) std::this_thread::yield();
     EXPECT_EQ(Find(comm)->stage, Stage::kReady);
-    EXPECT_EQ(Find(comm)->hash, HashIn(comm));
+    EXPECT_EQ(Find(comm)->name, HashIn(comm));
     EXPECT_EQ(Probed("init"), Only(comm)) << "the thread that makes it";
     poll(comm, &error);
     EXPECT_EQ(std::count(g_seen.lines.begin(), g_seen.lines.end(), "ready 1"), 1);
@@ -399,9 +502,9 @@ TEST_F(Communicators, the_names_of_a_fifth_nccl_stay_its_own_until_another_is_un
   std::filesystem::remove_all(directory);
 }
 
-// The last test, because the library stays loaded: it hashes as NCCL does since 2.22, and imports pthread_create a second time,
+// The last test, because the library stays loaded: it hashes as NCCL does since 2.26, and imports pthread_create a second time,
 // as a pointer for its threads.
-TEST_F(Communicators, of_a_newer_nccl_are_known_by_hash_too_and_its_threads_inherit_them) {
+TEST_F(Communicators, of_a_newer_nccl_have_names_too_and_its_threads_inherit_them) {
   void* newer = dlopen(AMEM_NCCL_CALLS_NEWER, RTLD_LAZY | RTLD_LOCAL);
   ASSERT_NE(newer, nullptr) << dlerror();
   ASSERT_TRUE(hook::Attach().ok());
@@ -411,8 +514,7 @@ TEST_F(Communicators, of_a_newer_nccl_are_known_by_hash_too_and_its_threads_inhe
   ASSERT_EQ(reinterpret_cast<Init>(dlsym(newer, "ncclCommInitRank"))(&comm, 1, Unique("newer"), 0), 0);
   const std::optional<Communicator> known = Find(comm);
   ASSERT_TRUE(known.has_value());
-  EXPECT_NE(known->hash, 0U);
-  EXPECT_EQ(known->hash, reinterpret_cast<std::uint64_t (*)(const ncclComm*)>(dlsym(newer, "stand_in_hash"))(comm));
+  EXPECT_EQ(known->name, reinterpret_cast<std::uint64_t (*)(const ncclComm*)>(dlsym(newer, "stand_in_hash"))(comm));
   EXPECT_EQ(Probed("pointer").count(known->id.value), 1U);
   EXPECT_EQ(Probed("standard").count(known->id.value), 1U);
   reinterpret_cast<int (*)(ncclComm*)>(dlsym(newer, "ncclCommDestroy"))(comm);
@@ -474,12 +576,12 @@ struct Server : SuspendServer {
     makings += std::ranges::count(All(), Stage::kMaking, &Communicator::stage);
     return answer;
   }
-  int SettleResumes(const char*) noexcept override { return 0; }
+  int CarryOutResumes(const char*) noexcept override { return 0; }
   void ResumeFailedFirst() noexcept override {}
   void UndoSuspends() noexcept override {}
-  int Settle(const char*) noexcept override { return ++settled, pause; }
+  int CarryOutSuspends(const char*) noexcept override { return ++pauses, pause; }
   std::ptrdiff_t makings = 0;
-  int settled = 0, answer = 0, pause = 0;
+  int pauses = 0, answer = 0, pause = 0;
 };
 
 class BesideSuspended : public Communicators {
@@ -510,6 +612,19 @@ TEST_F(BesideSuspended, one_counts_before_it_is_asked_whether_there_is_memory_fo
   EXPECT_EQ(All().size(), living) << "what was refused is forgotten";
 }
 
+TEST_F(BesideSuspended, a_part_that_is_refused_on_one_rank_does_not_count_there) {
+  ncclComm *first = nullptr, *second = nullptr, *refused = nullptr;
+  ASSERT_EQ(InitRank(&first, "in part", 0, 2), 0);
+  ASSERT_EQ(InitRank(&second, "in part", 1, 2), 0);
+  server_.answer = 3;  // there is no memory for it
+  EXPECT_EQ(Split(first, 0, &refused), 3);
+  server_.answer = 0;
+  ASSERT_TRUE(registry::SetSuspended(Find(first)->id, true));
+  EXPECT_EQ(Split(first, 0, &refused), 5);
+  ASSERT_TRUE(registry::SetSuspended(Find(first)->id, false));
+  EXPECT_EQ(NameOfSplit(first, 0), NameOfSplit(second, 0));
+}
+
 TEST_F(BesideSuspended, every_call_with_one_is_its_own_and_only_giving_back_is_right_while_it_is_suspended) {
   ncclComm *comm = nullptr, *other = nullptr;
   ASSERT_EQ(InitRank(&comm, "used"), 0);
@@ -534,15 +649,15 @@ TEST_F(BesideSuspended, the_end_of_one_that_was_not_is_told_at_once_or_with_its_
   ASSERT_EQ(InitRank(&second, "second"), 0);
   ASSERT_EQ(InitRank(&third, "third"), 0);
   ASSERT_EQ(Do("ncclCommDestroy", first), 0);
-  EXPECT_EQ(server_.settled, 0) << "none is suspended";
+  EXPECT_EQ(server_.pauses, 0) << "none is suspended";
   ASSERT_TRUE(registry::SetSuspended(Find(second)->id, true));
   ASSERT_EQ(Do("ncclGroupStart"), 0);
   ASSERT_EQ(Do("ncclCommDestroy", third), 0);
-  EXPECT_EQ(server_.settled, 0) << "NCCL has not ended it yet";
+  EXPECT_EQ(server_.pauses, 0) << "NCCL has not ended it yet";
   ASSERT_EQ(Do("ncclGroupEnd"), 0);
-  EXPECT_EQ(server_.settled, 1);
+  EXPECT_EQ(server_.pauses, 1);
   ASSERT_EQ(Do("ncclCommDestroy", second), 0);
-  EXPECT_EQ(server_.settled, 1) << "its memory was not waited for";
+  EXPECT_EQ(server_.pauses, 1) << "its memory was not waited for";
   EXPECT_FALSE(registry::AnySuspended()) << "that one is gone";
 }
 
@@ -558,7 +673,7 @@ TEST_F(BesideSuspended, a_pause_that_fails_at_the_end_of_a_group_is_its_answer_a
   ASSERT_EQ(Do("ncclCommDestroy", ended), 0);
   ASSERT_EQ(init(&made, 1, Unique("nonblocking"), 0, &nonblocking), 0);
   EXPECT_EQ(Do("ncclGroupEnd"), 3);
-  EXPECT_EQ(server_.settled, 1);
+  EXPECT_EQ(server_.pauses, 1);
   ASSERT_TRUE(Find(made).has_value()) << "NCCL makes it all the same";
 }
 

@@ -41,7 +41,7 @@ void* EntryOf(const char* name, void* real) {
 
 ncclComm* Made(std::uintptr_t address, std::uint64_t clock) {
   auto* const comm = reinterpret_cast<ncclComm*>(address);
-  Communicator known{.how = "init", .clock = clock, .rank = 0, .ranks = 8, .device = DeviceOrdinal{0}};
+  Communicator known{.how = "init", .name = clock, .rank = 0, .ranks = 8, .device = DeviceOrdinal{0}};
   known.id = registry::Begin(known);
   registry::Bind(known.id, comm);
   registry::MarkReady(known);

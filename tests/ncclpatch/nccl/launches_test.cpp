@@ -16,6 +16,7 @@
 #include "ncclpatch/hook/hook.h"
 #include "ncclpatch/nccl/attribution.h"
 #include "ncclpatch/nccl/calls.h"
+#include "ncclpatch/nccl/gate.h"
 #include "ncclpatch/nccl/graphs.h"
 #include "ncclpatch/nccl/places.h"
 
@@ -71,7 +72,7 @@ class Launches : public ::testing::Test {
   }
   static void Do(const char* name) { ASSERT_EQ(Function<int()>(name)(), 0); }
   static void Destroy(ncclComm* comm) { ASSERT_EQ(Function<int(ncclComm*)>("ncclCommDestroy")(comm), 0); }
-  static std::uint64_t ClockOf(ncclComm* comm) { return Find(comm)->clock; }
+  static std::uint64_t ClockOf(ncclComm* comm) { return Find(comm)->name; }
 
   // "collectives" or "FROM>TO", and how often, of one rank of a communicator.
   static std::map<std::string, std::uint64_t> Counts(ncclComm* comm) {
@@ -238,6 +239,20 @@ TEST_F(Launches, what_a_count_cannot_see_is_named) {
   Destroy(captured);
   Reduce(Function<ncclComm*()>("stand_in_unseen")());
   EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
+}
+
+TEST_F(Launches, a_failed_check_is_why_not_from_then_on) {
+  ncclComm* const comm = Make("checked", 0, 2);
+  EXPECT_EQ(launches::Hold({.version = 1}).why_not, "");
+  launches::LetGo();
+  launches::TheAll().ended.push_back(Find(comm)->id);  // it lives
+  const std::string why = launches::Hold({.version = 2}).why_not;
+  EXPECT_NE(why.find("known->second->ended() (false"), std::string::npos) << why;
+  launches::LetGo();
+  launches::TheAll().ended.pop_back();
+  EXPECT_EQ(launches::Hold({.version = 3}).why_not, why);
+  launches::LetGo();
+  Destroy(comm);
 }
 
 // Follows graphs for the rest of the process, as AMEM_SCOPE=all does.
@@ -425,7 +440,7 @@ TEST_F(Launches, the_cost_of_a_graph_is_linear_in_its_launches) {
 
 TEST_F(Launches, each_library_that_launches_must_be_seen_to_ask_for_captures) {
   auto* const address = reinterpret_cast<ncclComm*>(0x7000);
-  Communicator of_another{.place = 1, .how = "init", .clock = 9, .rank = 0, .ranks = 2, .device = DeviceOrdinal{0}};
+  Communicator of_another{.place = 1, .how = "init", .name = 9, .rank = 0, .ranks = 2, .device = DeviceOrdinal{0}};
   of_another.id = registry::Begin(of_another);
   registry::Bind(of_another.id, address);
   registry::MarkReady(of_another);

@@ -10,19 +10,12 @@
 namespace stand_in {
 namespace {
 
-std::uint64_t HashOf(const char* bytes, size_t count) {
-  std::uint64_t hash = 5381;
-  for (size_t i = 0; i < count; ++i) hash = ((hash << 5) + hash) ^ static_cast<std::uint64_t>(bytes[i]);
-  return hash;
-}
-
 Result MakeComm(Comm*& made, Driver& driver, int ranks, int rank, const std::string& job) {
   made = new Comm;
   made->cu = &driver;
   made->job = job;
   made->rank = rank;
   made->ranks = ranks;
-  made->hash = HashOf(job.data(), job.size());
   CU(driver.device(&made->device));
   CU(driver.context(&made->context));
   return Submit(*made, {nullptr, [made = made] { return Init(*made); }, false});
@@ -57,7 +50,6 @@ EXPORT int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank,
     Destroy(made);
     return result;
   }
-  made->hash = HashOf(id.internal, sizeof id.internal);
   *comm = made;
   return kSuccess;
 }

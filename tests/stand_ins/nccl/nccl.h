@@ -130,7 +130,6 @@ struct Exchange {
 struct Comm {
   Driver* cu = nullptr;
   std::string job;
-  std::uint64_t hash = 0;  // of the unique id, as NCCL computes it
   int rank = 0, ranks = 1, listener = -1;
   CUdevice device = 0;
   std::vector<Buffer> own, peer;

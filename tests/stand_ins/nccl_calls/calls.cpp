@@ -24,8 +24,6 @@
 #define COUNT() Count(__func__, __builtin_return_address(0))
 
 struct ncclComm {
-  std::uint64_t magic = 0x0280028002800280;
-  char before[1'100'000] = {};  // as far as in NCCL 2.28
   std::uint64_t hash = 0;
   int rank = 0, ranks = 1, device = 0, splits = 0;
   std::atomic<int> state{0};  // a result; 7: it is being made
@@ -66,7 +64,7 @@ struct Configuration {  // as in nccl.h
   int blocking;
 };
 
-// As NCCL computes it up to 2.21, and later.
+// As NCCL computes it up to 2.25, and later.
 #ifndef CALLS_SUSPEND
 std::uint64_t HashOf(const UniqueId& id) {
   std::uint64_t hash = 5381;
@@ -217,12 +215,14 @@ EXPORT int ncclCommInitAll(ncclComm** comms, int count, const int*) {
   return RunJobs();
 }
 EXPORT int ncclCommSplit(ncclComm* parent, int color, int key, ncclComm** comm, void* config) {
+  constexpr int kBadColor = 4444, kFailingColor = 3333;
   COUNT();
+  if (color == kBadColor || comm == nullptr) return 4;  // an argument that is wrong on this rank alone
   if (color < 0) {
     *comm = nullptr;
     return 0;
   }
-  return Make(comm, 1, key, parent->hash * 31 + static_cast<unsigned>(++parent->splits), config, false);
+  return Make(comm, 1, key, parent->hash * 31 + static_cast<unsigned>(++parent->splits), config, color == kFailingColor);
 }
 EXPORT int ncclCommShrink(ncclComm* parent, int*, int count, ncclComm** comm, void* config, int) {
   COUNT();

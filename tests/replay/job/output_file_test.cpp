@@ -28,7 +28,9 @@ TEST(OutputFile, a_link_stays_a_link_and_the_file_that_it_leads_to_is_replaced_a
       ASSERT_TRUE(out.ok()) << out.status().message();
       out->Write("after");
       EXPECT_EQ(Contents(file), "before");
-      if (commits) EXPECT_TRUE(out->Commit().ok());
+      if (commits) {
+        EXPECT_TRUE(out->Commit().ok());
+      }
     }
     EXPECT_TRUE(fs::is_symlink(link));
     EXPECT_EQ(Contents(file), commits ? "after" : "before");

@@ -565,25 +565,6 @@ TEST(VerdictKind, never_arrived_is_the_rank_that_came_when_the_others_had_given_
   EXPECT_HAS(ToText(verdict.remedy), "raise AMEM_TIMEOUT_MS on all ranks, to the same value");
 }
 
-TEST(VerdictKind, never_arrived_is_no_late_arrival_where_the_rank_came_and_gave_up_before_the_others) {
-  CycleJob job;
-  job.Arrive(job.owner, CycleKind::kPause);
-  job.clock += 2 * kSecond;
-  job.Arrive(job.importer, CycleKind::kPause);
-  job.clock += 3 * kSecond;
-  job.importer.Then(CycleFailed{CycleKind::kPause, 1, true, "waited for rank 0", Code::kTimeout});
-  job.clock += 5 * kSecond;
-  job.owner.Then(CycleFailed{.kind = CycleKind::kPause,
-                             .cycle = 1,
-                             .undone = true,
-                             .message = "waited for rank 1",
-                             .code = Code::kTimeout,
-                             .culprits = {{job.importer.id(), 1, 1001, "alpha"}}});
-  const Verdict verdict = job.Judge(kLive, kLive);
-  EXPECT_EQ(verdict.headline.find("too late"), std::string::npos) << verdict.headline << verdict.summary;
-  EXPECT_EQ(verdict.summary.find("after that"), std::string::npos) << verdict.summary;
-}
-
 // The same, as its own journal tells alone; and one that came in time, of which it is not known who came late.
 TEST(VerdictKind, never_arrived_in_time_as_its_own_journal_tells) {
   for (const bool late : {true, false}) {

@@ -257,7 +257,7 @@ def state_is_small(tree):
 
 
 def names_are_of_the_field(tree):
-    yield from names.names_are_of_the_field(tree, LIBRARY, room_of)
+    yield from names.names_are_of_the_field(tree, LIBRARY)
 
 
 def nothing_is_left_over(tree):

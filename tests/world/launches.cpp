@@ -110,13 +110,13 @@ void Launches::Next(Worker& worker, const std::function<void()>& use) {
   if (together == nullptr) return;  // the others of it do
   std::vector<Launched> all;
   const auto add = [&](Shape shape, int peer) { all.push_back({together, shape, peer, worker.stream}); };
-  const auto neighbour = [&](int by) { return (together->rank + by + together->ranks) % together->ranks; };
+  const auto neighbour = [&](int by) { return (together->member.rank + by + together->member.ranks) % together->member.ranks; };
   switch (chance / kCommunicators % 4) {
     case 0:  // a ring: to the next, from the one before, in a group
       add(Shape::kSend, neighbour(1)), add(Shape::kReceive, neighbour(-1));
       break;
     case 1:  // all to all
-      for (int peer = 0; peer < together->ranks; ++peer) add(Shape::kSend, peer), add(Shape::kReceive, peer);
+      for (int peer = 0; peer < together->member.ranks; ++peer) add(Shape::kSend, peer), add(Shape::kReceive, peer);
       break;
     default:
       add(Shape::kCollective, -1);

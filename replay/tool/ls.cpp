@@ -131,8 +131,8 @@ bool EndsCycle(const EventBody& body) {
 // ended waits for nobody.
 Result<std::optional<Event>> WaitAtTheEnd(JournalReader& reader, const JournalInfo& info) {
   if (HasEnded(info.status)) return std::optional<Event>();
-  constexpr std::uint64_t kLooked = 64;
-  const SequenceNumber from{std::max(info.first.value, info.last.value - std::min(info.last.value, kLooked))};
+  constexpr std::uint64_t kEventsBack = 64;
+  const SequenceNumber from{std::max(info.first.value, info.last.value - std::min(info.last.value, kEventsBack))};
   std::optional<Event> waits;
   const auto read = reader.Read(from, info.last, [&](const Event& event) {
     const auto* const shown = std::get_if<BallotShown>(&event.body);
@@ -179,19 +179,19 @@ void PrintVerbosely(const std::vector<std::filesystem::path>& sessions, Output& 
 }
 
 // What living processes say of themselves, by the directory of the session.
-using Looks = std::map<std::filesystem::path, control::RankView>;
+using RanksAsked = std::map<std::filesystem::path, control::RankView>;
 
-Looks AskLiving(const std::vector<std::filesystem::path>& sessions) {
+RanksAsked AskLiving(const std::vector<std::filesystem::path>& sessions) {
   std::vector<control::RankPlace> living;
   for (const auto& session : sessions) {
     const std::optional<SessionId> id = SessionOfName(session.filename().string());
     if (id && WriterIsAlive(session / "tail")) living.push_back({.session = *id, .directory = session});
   }
-  Looks looks;
-  if (living.empty()) return looks;
-  for (control::RankView& look : control::RanksAt(living, DefaultSocketDirectory()))
-    if (look.alive) looks.emplace(look.process.directory, std::move(look));
-  return looks;
+  RanksAsked asked;
+  if (living.empty()) return asked;
+  for (control::RankView& rank : control::RanksAt(living, DefaultSocketDirectory()))
+    if (rank.alive) asked.emplace(rank.process.directory, std::move(rank));
+  return asked;
 }
 
 std::string Waiting(const Facts& facts) {
@@ -201,7 +201,7 @@ std::string Waiting(const Facts& facts) {
 
 using Row = std::vector<std::string>;
 
-Row RowOf(const Facts& facts, const Looks& looks) {
+Row RowOf(const Facts& facts, const RanksAsked& asked) {
   const SessionOpened& who = facts.state.session;
   const Holdings h = Measure(facts.state);
   Row row = {SessionText(facts.info.session),
@@ -211,11 +211,11 @@ Row RowOf(const Facts& facts, const Looks& looks) {
              Grouped(facts.info.events),
              std::string(ToText(facts.state.lifecycle)) + Waiting(facts),
              HasEnded(facts.info.status) ? "-" : RoundedBytes(h.own_device_resident + h.pools_resident)};
-  if (!looks.empty()) {
-    const auto look = looks.find(facts.info.directory);
-    const bool known = look != looks.end(), paused = known && look->second.is.phase == control::Phase::kPaused;
-    row.push_back(known ? Grouped(look->second.is.steps) : "-");
-    row.push_back(known && look->second.paused_by_program() ? "program" : paused ? "request" : "-");
+  if (!asked.empty()) {
+    const auto rank = asked.find(facts.info.directory);
+    const bool known = rank != asked.end(), paused = known && rank->second.is.phase == control::Phase::kPaused;
+    row.push_back(known ? Grouped(rank->second.is.steps) : "-");
+    row.push_back(known && rank->second.paused_by_program() ? "program" : paused ? "request" : "-");
   }
   row.push_back(DateText(who.realtime_ns));
   row.push_back(who.host);
@@ -224,19 +224,19 @@ Row RowOf(const Facts& facts, const Looks& looks) {
 
 // One line a session. Those of a job are together, and a line between jobs is empty.
 void PrintList(const std::vector<std::filesystem::path>& sessions, Output& out) {
-  const Looks looks = AskLiving(sessions);
+  const RanksAsked asked = AskLiving(sessions);
   std::vector<Row> known;
   std::vector<JobTies> ties;
   std::vector<std::string> programs;
   ForEachSession(sessions, false, [&](const Facts& facts) {
     const Result<JobTies> tied = ReadTies(facts.info.directory);
     ties.push_back(tied ? *tied : JobTies{.who = facts.state.session});
-    known.push_back(RowOf(facts, looks));
+    known.push_back(RowOf(facts, asked));
     programs.push_back(facts.state.session.program);
   });
   if (sessions.empty()) return;
   std::vector<Row> rows = {{"SESSION", "STATUS", "RANK", "PID", "EVENTS", "STATE", "HELD", "OPENED", "HOST"}};
-  if (!looks.empty()) rows[0].insert(rows[0].end() - 2, {"SAFE POINT", "PAUSED BY"});
+  if (!asked.empty()) rows[0].insert(rows[0].end() - 2, {"SAFE POINT", "PAUSED BY"});
   if (std::ranges::any_of(programs, std::not_fn(&std::string::empty))) {  // older builds did not record it
     rows[0].insert(rows[0].end() - 2, "PROGRAM");
     for (std::size_t i = 0; i < known.size(); ++i)

@@ -18,7 +18,7 @@ namespace amem::tool {
 
 std::string running_command;
 std::string program_name = "amem";
-static std::mutex complaining;               // the thread that looks at a pack's budget complains, too
+static std::mutex complaining;               // the thread that measures what a pack takes complains, too
 static std::vector<std::string> complaints;  // for PrintErrors
 
 std::string AsCalled(std::string text) {

@@ -130,7 +130,7 @@ std::vector<fs::path> OfRanks(std::vector<fs::path> sessions, const std::vector<
 // What packs may cost.
 constexpr Bytes kMemory = Bytes{256} << 20;
 constexpr auto kTime = std::chrono::seconds(10);
-constexpr auto kLook = std::chrono::milliseconds(10);
+constexpr auto kMeasureEvery = std::chrono::milliseconds(10);
 #ifdef AMEM_SANITIZED
 constexpr Bytes kMore = 8;  // what a sanitizer takes besides
 #else
@@ -160,7 +160,7 @@ void LimitWhatIsRead(std::span<const std::filesystem::path> places, ScratchDirec
   std::thread([memory = times * kMemory / 4 * 3, time = static_cast<std::int64_t>(times) * kTime,
                directory = unpacked ? *unpacked : std::filesystem::path()] {
     const auto end = std::chrono::steady_clock::now() + time;
-    for (;; std::this_thread::sleep_for(kLook)) {
+    for (;; std::this_thread::sleep_for(kMeasureEvery)) {
       const bool too_long = std::chrono::steady_clock::now() >= end;
       if (!too_long && MemoryNow() <= memory) continue;
       const std::string taken =

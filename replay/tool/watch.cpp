@@ -30,8 +30,8 @@ struct WatchOptions {
   bool once = false, json = false;
 };
 
-constexpr std::uint64_t kRescan_ns = 2'000'000'000;  // how often new sessions are looked for
-constexpr int kLooksAtTheDead = 5;                   // the last events of a process may become visible a little after its end
+constexpr std::uint64_t kRescan_ns = 2'000'000'000;  // how often new sessions are searched for
+constexpr int kReadsAfterTheEnd = 5;                 // the last events of a process may become visible a little after its end
 
 // One session, read as it grows.
 class WatchedSession {
@@ -46,7 +46,7 @@ class WatchedSession {
   }
   // Reads what is new. A failure ends what is known of the session.
   void ReadOn() {
-    if (ended_ > kLooksAtTheDead || !failure_.ok()) return;
+    if (ended_ > kReadsAfterTheEnd || !failure_.ok()) return;
     Result<ReadReport> read = ReadReport{};
     if (!folded_.broken) {
       read = reader_->Read(SequenceNumber{folded_.state.last.value + 1}, kToTheEnd,
@@ -63,7 +63,7 @@ class WatchedSession {
     if (!failure_.ok()) now.trouble = failure_.message();
     return now;
   }
-  [[nodiscard]] bool Over() const { return ended_ > kLooksAtTheDead || !failure_.ok(); }
+  [[nodiscard]] bool Over() const { return ended_ > kReadsAfterTheEnd || !failure_.ok(); }
   [[nodiscard]] bool Lives() const { return LivesNow(info_); }  // that of a pack did only then
 
  private:
@@ -76,7 +76,7 @@ class WatchedSession {
   const std::array<FoldObserver*, 1> observers_ = {&builder_};
   Folding folding_{folded_, observers_};
   JournalInfo info_;
-  int ended_ = 0;  // looks at it since it has ended
+  int ended_ = 0;  // how often it was read since it has ended
   Status failure_;
 };
 
@@ -86,7 +86,7 @@ class WatchedJob {
   WatchedJob(std::filesystem::path place, std::vector<std::filesystem::path> named)
       : place_(std::move(place)), named_(std::move(named)) {}
 
-  // Looks for sessions that are new. `all`: the dead, too.
+  // Finds sessions that are new. `all`: the dead, too.
   void Find(bool all) {
     const auto sessions = named_.empty() ? ListSessions(place_) : Result(named_);
     failure_ = sessions.status();

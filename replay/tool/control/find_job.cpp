@@ -12,6 +12,7 @@
 #include "replay/job/names.h"
 #include "replay/job/sessions.h"
 #include "replay/tool/control/request.h"
+#include "statemachine/check.h"
 
 namespace amem::tool {
 namespace {
@@ -219,6 +220,19 @@ Result<Target> ReadTarget(const std::vector<std::string>& names) {
   return target;
 }
 
+// Who is in two jobs would be asked twice, and who is in none would keep its job waiting.
+Status CheckEachHasOneJob(const std::vector<JobOfLiving>& jobs, const std::vector<Living>& living) {
+  std::set<const Living*> members;
+  std::size_t places = 0;
+  for (const JobOfLiving& job : jobs) {
+    members.insert(job.begin(), job.end());
+    places += job.size();
+  }
+  AMEM_CHECK(places == members.size());
+  AMEM_CHECK(members.size() == living.size());
+  return Status::Ok();
+}
+
 // Several names are all pids of ranks that live.
 Status CheckNames(const Target& target, const std::vector<JobOfLiving>& there) {
   for (const std::string& name : target.names)
@@ -244,6 +258,7 @@ Status CheckIsOne(const std::vector<JobOfLiving>& meant, const Target& target, c
 Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   AMEM_ASSIGN(const Target target, ReadTarget(names));
   const std::vector<JobOfLiving> there = JobsOf(target.living, ties);
+  AMEM_TRY(CheckEachHasOneJob(there, target.living));
   const bool several = names.size() > 1;  // which are meant, with what is certainly of one job with them
   if (several) AMEM_TRY(CheckNames(target, there));
   std::vector<JobOfLiving> meant = there;

@@ -18,7 +18,17 @@ namespace {
 
 constexpr std::string_view kAskingCommands[] = {"pause", "resume", "park", "ls"};
 constexpr std::string_view kFreezeWords[] = {"frozen", "lost", "stuck", "under way"};
-constexpr std::string_view kPhaseWords[] = {"running", "held", "arrived", "pausing", "paused", "resuming", "failed", "silent"};
+
+struct PhaseWord {
+  std::string_view word;  // of control::RankLook
+};
+Json Show(PhaseWord phase) { return phase.word; }
+Json FormOf(PhaseWord) {
+  Json words = Json::array({control::RankLook().phase()});  // of one that has not answered
+  for (unsigned i = 0; i <= static_cast<unsigned>(EnumeratorsOf(control::Phase{}).last); ++i)
+    words.push_back(ToText(static_cast<control::Phase>(i)));
+  return {{"enum", std::move(words)}};
+}
 
 Result<State> StateIn(const std::filesystem::path& session) {  // after its last event
   AMEM_ASSIGN(const auto reader, JournalReader::Open(session));
@@ -74,7 +84,7 @@ void WriteFields(To& to, const RankRow& row) {
   to("start_ticks", rank.process.start_ticks, "Field 22 of /proc/PID/stat: with the pid it names one process");
   to("directory", rank.process.directory.string());
   to("alive", rank.alive);
-  to("phase", OneOf<kPhaseWords>{rank.phase()});
+  to("phase", PhaseWord{rank.phase()});
   to("safepoints", rank.is.steps, "That the rank has come to");
   to("paused_by_program", rank.paused_by_program(), "The program's own pause holds");
   to("held_bytes", HeldBy(rank), "Resident GPU memory that AMem knows of, when the rank last came, paused or resumed");

@@ -190,7 +190,7 @@ struct Followed {
 
 // What live sessions do, as they do it.
 int Follow(std::vector<Source>& sources, const Logger& logger, const LogOptions& options, Output& out) {
-  constexpr int kLooksBeforeForgotten = 5;  // the last events of a process may become visible a little after its end
+  constexpr int kReadsAfterTheEnd = 5;  // the last events of a process may become visible a little after its end
   std::list<Followed> followed;
   for (Source& source : sources) {
     Followed one{NameOf(source.opening.who), {}};
@@ -209,7 +209,7 @@ int Follow(std::vector<Source>& sources, const Logger& logger, const LogOptions&
       const bool any = one.stream.ReadOn();
       one.stream.Print({}, out);
       one.ended = info && (any || LivesNow(*info)) ? 0 : one.ended + 1;
-      const bool over = !Went(info.status()) || one.ended >= kLooksBeforeForgotten;
+      const bool over = !Went(info.status()) || one.ended >= kReadsAfterTheEnd;
       if (over && !options.json) out << "# " << one.name << " has ended\n";
       return over;
     });

@@ -117,7 +117,7 @@ void EventPrinter::PrintJson(const Event& event) {
 }
 
 Json EventSchema() {
-  Json form = FormOf(EventLine{}), event = EventForm();
+  Json form = amem::FormOf(EventLine{}), event = EventForm();
   for (const Json& field : event["required"]) form["required"].push_back(field);
   form["properties"].update(event["properties"]);
   form["allOf"] = std::move(event["allOf"]);

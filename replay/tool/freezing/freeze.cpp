@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -41,7 +42,12 @@ class ThisMachine final : public FreezeHost {
 };
 
 constexpr std::string_view kOutcomes[] = {"frozen", "running", "paused", "lost", "stuck", "untouched"};
-constexpr std::string_view kSteps[] = {"pause", "lock", "checkpoint", "restore", "unlock", "resume", "checks", "rest"};
+// Of the times: all steps but "begin", and what was before and between them.
+constexpr auto kSteps = [] {
+  std::array<std::string_view, std::size(kNamesOfStepOfFreeze) + 1> words{"checks", "rest"};
+  std::ranges::copy(std::span(kNamesOfStepOfFreeze).subspan(1), words.begin() + 2);
+  return words;
+}();
 
 struct FrozenGpuRow {
   GpuShare share;

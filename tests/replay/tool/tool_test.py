@@ -135,6 +135,15 @@ class Schemas(Scratch):
             self.assertNotEqual(self.schemas["why"].problems({**verdict, **change}), [], change)
         del verdict["kind"]
         self.assertNotEqual(self.schemas["why"].problems(verdict), [])
+        words = {"control": ("phase", {"silent", "running", "held", "arrived", "pausing", "paused", "resuming", "failed"}),
+                 "freeze": ("step", {"checks", "rest", "pause", "lock", "checkpoint", "restore", "unlock", "resume"})}
+        for name, (key, known) in words.items():
+            items = self.schemas[name].root["properties"]["ranks" if name == "control" else "times"]["items"]
+            self.assertEqual(set(items["properties"][key]["enum"]), known)
+        freeze = {"schema": "amem-replay/freeze", "version": 1, "ok": True, "outcome": "frozen", "message": "", "processes": [], "times": [], "gpus": [], "lost": [], "notes": []}
+        self.check(freeze, "freeze")
+        for change in ({"outcome": "thawed"}, {"another": 1}, {"times": [{"step": "begin", "ms": 1}]}, {"times": [{"step": "rest", "ms": -1}]}):
+            self.assertNotEqual(self.schemas["freeze"].problems({**freeze, **change}), [], change)
 
 
 class Quotes(unittest.TestCase):

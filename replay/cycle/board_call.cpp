@@ -129,7 +129,7 @@ class Coordinator::Call final : public board::RoundHooks {
     NoteTime(ballot);
     if (!Alone()) sightings_.BallotOf(call_.cycle, scope_.pool_, ballot, reading, why);
     const board::BallotDecision& decision = reading.decisions[static_cast<std::size_t>(ballot)];
-    // Who decided has looked for the message; the others look for their own journals.
+    // The member that decided has asked about the late ones for its message; the others ask for their own journals.
     if (decision.cause == agreement::Cause::kLate && decision.by != assembly_.seat())
       for (const SessionId session : Absent(ballot, reading))
         sightings_.Late(session, ballot == Ballot::kCome, WaitedFor(ballot));
@@ -179,7 +179,7 @@ class Coordinator::Call final : public board::RoundHooks {
   void NoteEnd(SessionId session) {
     if (round_.ends.insert(session).second) static_cast<void>(scope_.context_.peers.AwaitLoss(session, kLossPatience));
   }
-  // Also of whom this call has found dead, and so not among the members, while the journal has them alive.
+  // Also of sessions that this call has found dead, which are no members then, while the journal has them alive.
   void NoteEnds() {
     const std::vector<SessionId>& members = assembly_.board().members();
     std::set<SessionId> others(members.begin(), members.end());
@@ -226,7 +226,7 @@ class Coordinator::Call final : public board::RoundHooks {
   [[nodiscard]] std::chrono::milliseconds Waited() const {
     return std::chrono::round<std::chrono::milliseconds>(assembly_.Time() - Came());
   }
-  // More and more rarely.
+  // Ever more rarely.
   void SayForWhom(const BoardReading& reading) {
     const auto waited = Waited();
     next_word_ = assembly_.Time() + waited;
@@ -269,7 +269,8 @@ class Coordinator::Call final : public board::RoundHooks {
           AMEM_TRY(AllPassed(Ballot::kJoined));
           return part_.Forward(PhaseKind::kResumeVerify, is_overtaken);
         }
-        // Its device may not have been added to a new multicast object, and binding memory to such an object would hang.
+        // The device of a rank that died may not have been added to a new multicast object; to bind memory to such an object
+        // would hang.
         if (!round_.all_joined && scope_.executor_.HasRenewedMulticasts())
           return {Code::kRefused,
                   "a rank died before it was sure that its device was added to a multicast object; nothing was bound to it"};
@@ -301,7 +302,8 @@ class Coordinator::Call final : public board::RoundHooks {
   }
   // All had come, and the call failed on another member before this one had done anything, so the gate is open. A call of the
   // program must not find the scope pausing, where new memory cannot be recorded: all of a pause is recorded under one lock.
-  // What is paused refuses such calls itself. None: it could not be recorded.
+  // A paused scope refuses such calls itself. Nothing: the
+  // beginning could not be recorded.
   std::optional<Status> JournalWhatOthersBegan(const Status& why) {
     Ledger& ledger = scope_.context_.ledger;
     const Status told = scope_.CallerMessage(call_.kind, why);
@@ -377,7 +379,7 @@ class Coordinator::Call final : public board::RoundHooks {
   Status Failed(const Status& why, const board::RoundOutcome& outcome) {
     EndCopies(outcome);
     Status undone = round_.left.ok() ? outcome.undo : round_.left;
-    // Nothing has been released by this call; what an earlier one left is still to be made anew.
+    // This call has released nothing; memory that an earlier call left released is still to be made anew.
     if (undone.ok() && round_.after_failed_undo && outcome.ending == agreement::Ending::kRunning &&
         *outcome.failed < Ballot::kGone)
       undone = {Code::kBroken, "an earlier pause or resume that failed has left memory released here"};
@@ -400,7 +402,8 @@ class Coordinator::Call final : public board::RoundHooks {
   void EndCopies(const board::RoundOutcome& outcome) {
     if (call_.kind == CycleKind::kPause && *outcome.failed < Ballot::kGone) part_.EndCopies();
   }
-  // Before `gone` others run on while these copies end, and may write to the memory: they are no copy of what was hashed.
+  // If the call failed before `gone`, other members run on while these copies end, and may write to the memory, so that the
+  // copies differ from what was hashed.
   void LeaveContents(const board::RoundOutcome& outcome, bool saved) {
     const bool undisturbed = call_.members.size() == 1 || *outcome.failed >= Ballot::kGone;
     if (call_.kind == CycleKind::kPause && !saved) part_.ForgetSave(undisturbed);

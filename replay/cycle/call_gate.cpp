@@ -90,7 +90,7 @@ Status CallGate::Close(std::chrono::milliseconds patience) {
   const std::string inside = CallsInside();
   closed_.fetch_sub(1, std::memory_order_release);
   closed_.notify_all();
-  return {Code::kRefused, fmt::format("what NCCL called before has not returned within {} ms: {}", patience.count(), inside)};
+  return {Code::kRefused, fmt::format("a call that began before has not returned within {} ms: {}", patience.count(), inside)};
 }
 
 void CallGate::Open() {

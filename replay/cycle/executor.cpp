@@ -21,7 +21,7 @@ static bool NeedsLock(StepKind kind) {
          kind == StepKind::kVerify || kind == StepKind::kUnbind;
 }
 
-// After such a step nothing is lost if the ledger cannot be had in time: the state lacks nothing that the driver did.
+// These steps change nothing in the driver, so the state lacks nothing if their end cannot be recorded in time.
 static bool OnlyWaits(StepKind kind) {
   return kind == StepKind::kQuiesce || kind == StepKind::kCheckMemory || kind == StepKind::kScan || kind == StepKind::kSave;
 }
@@ -162,8 +162,8 @@ Status Executor::Copy(const Step& step) {
   return &step == phase_->last_copy ? copies_.Finish() : Status{};
 }
 
-// What cannot be drained or deregistered stays, and the pause goes on without it. What undoes a resume has only memory that the
-// pause had taken, so it fails.
+// A registration that cannot be drained or deregistered stays, and the pause goes on without it. The undo of a resume
+// deregisters only what the pause before had deregistered, so there it is a failure.
 Status Executor::OnNetwork(const Step& step) {
   phase_->kept.clear();
   if (network_ == nullptr) return {Code::kInvalid, "there is no network card"};

@@ -165,7 +165,7 @@ Status Coordinator::OwnPart::Backward(PhaseKind phase, const std::function<bool(
   }
 }
 
-// Nobody waits for it, and what it does not release stays on the device.
+// No member waits for this release, so it may take longer; what it does not release stays on the device.
 Status Coordinator::OwnPart::ReleaseAgain() {
   scope_.executor_.SetUntil(std::max(scope_.executor_.until(), In(scope_.context_.deadlines.margin())));
   for (const PhaseKind phase : {PhaseKind::kPauseSave, PhaseKind::kPauseReleaseOwn, PhaseKind::kPauseGone})

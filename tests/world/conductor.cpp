@@ -167,7 +167,7 @@ void Conductor::Judge(CycleKind kind) {
   const auto excused = [this](const Answer& answer) {
     const std::string_view text = answer.text.data();
     const bool late = answer.driver_result == cuda::kNotReady || answer.driver_result == cuda::kTimeout ||
-                      text.find("what NCCL called before has not returned") != text.npos;  // behind such kernels
+                      text.find("a call that began before has not returned") != text.npos;  // behind such kernels
     return answer.driver_result == cuda::kCaptureUnsupported || text.find("a test asked for this failure") != text.npos ||
            text.find("began to share") != text.npos || (settings_.shortages && NamesAShortage(answer.code, text)) ||
            (late && settings_.DeadlineMayBeTooShort());

@@ -2,6 +2,8 @@
 // that are left.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "replay/diagnosis/verdict.h"
 #include "tests/replay/diagnosis/scripted_cycles.h"
 
@@ -283,15 +285,22 @@ TEST(EndOfJob, a_rank_that_cannot_answer_is_named_by_the_one_that_it_told) {
 
 // Its connection ends before its journal's last word is written.
 TEST(EndOfJob, a_rank_that_left_while_it_was_waited_for_is_the_cause_although_it_closed_later) {
-  CycleJob job;
-  job.Arrive(job.owner, CycleKind::kPause);
-  CycleFailed failed{CycleKind::kPause, 1, true, "rank 1 has closed while it was waited for", Code::kPeerLost};
-  failed.culprits = {{job.importer.id(), 1, 1001, "alpha"}};
-  job.owner.Then(failed);
-  job.importer.Then(SessionClosed{.reason = "exit", .exit_code = 1});
-  const Verdict verdict = job.Judge(kAlive, SessionStatus::kClosed, 2 * kSecond);
-  EXPECT_EQ(verdict.kind, VerdictKind::kLeft) << verdict.summary;
-  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+  std::set<std::uint64_t> times;
+  for (const std::uint64_t later : {std::uint64_t{0}, std::uint64_t{5 * kSecond}}) {
+    CycleJob job;
+    job.Arrive(job.owner, CycleKind::kPause);
+    CycleFailed failed{CycleKind::kPause, 1, true, "rank 1 has closed while it was waited for", Code::kPeerLost};
+    failed.culprits = {{job.importer.id(), 1, 1001, "alpha"}};
+    job.owner.Then(failed);
+    job.clock += later;
+    job.importer.Then(SessionClosed{.reason = "exit", .exit_code = 1});
+    const Verdict verdict = job.Judge(kAlive, SessionStatus::kClosed, 2 * kSecond);
+    EXPECT_EQ(verdict.kind, VerdictKind::kLeft) << verdict.summary;
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{1});
+    ASSERT_FALSE(verdict.causes.empty());
+    times.insert(verdict.causes.front().wall_ns);
+  }
+  EXPECT_EQ(times.size(), 1U) << "it is dated by the one that missed it";
 }
 
 // Ctrl-C ends one process after the other, each in order. One that had left long before that is the first.

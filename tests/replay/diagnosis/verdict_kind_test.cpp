@@ -639,27 +639,6 @@ TEST(VerdictKind, stalled_rank_that_finished_too_late_names_its_longest_step) {
   EXPECT_HAS(verdict.summary, "The others reported: No vote came.");
 }
 
-// It has begun to undo the pause since.
-TEST(VerdictKind, stalled_rank_that_finished_too_late_is_told_of_the_phase_in_which_it_was_silent) {
-  CycleJob job;
-  job.BeginAll(CycleKind::kPause);
-  for (const PhaseKind phase : {PhaseKind::kPauseArrive, PhaseKind::kPauseSave}) job.PhaseOfAll(phase);
-  job.Work(job.owner, PhaseKind::kPauseReleaseOwn);
-  const Step step = job.WorkInto(job.importer, PhaseKind::kPauseReleaseOwn, StepKind::kUnmap);
-  job.Decide(job.owner, PhaseKind::kPauseReleaseOwn, job.importer.id(), "no vote came");
-  job.owner.Then(CycleFailed{CycleKind::kPause, 1, false, "no vote came"});
-  job.clock += 30 * kSecond;
-  job.importer.Then(StepDone{step});
-  job.Decide(job.importer, PhaseKind::kPauseReleaseOwn, job.importer.id(), "no vote came");
-  job.importer.Then(PhaseBegun{PhaseKind::kResumeCreateOwn});
-  job.importer.Then(CycleFailed{CycleKind::kPause, 1, false, "no vote came"});
-  const Verdict verdict = job.Judge(kLive, kLive);
-  EXPECT_EQ(verdict.kind, VerdictKind::kStalled) << verdict.summary;
-  EXPECT_EQ(verdict.rank, 1);
-  EXPECT_EQ(verdict.step, step);
-  EXPECT_EQ(verdict.phase, PhaseKind::kPauseReleaseOwn);
-}
-
 TEST(VerdictKind, launch_refused_to_a_process_that_ended_while_paused) {
   CycleJob job;
   job.Pause();

@@ -158,5 +158,18 @@ TEST(JobCycles, who_never_began_is_put_to_those_of_its_host_only) {
   EXPECT_EQ(alone, 1U);
 }
 
+// One that tries again while another still waits in its first try.
+TEST(JobCycles, a_session_is_in_each_of_them_once) {
+  const SessionOpened waits{.session = SessionId{1}, .host = "here"}, tries{.session = SessionId{2}, .host = "here"};
+  const Attempt long_one{.arrived = {SequenceNumber{1}, 10}, .last = {SequenceNumber{2}, 90}};
+  const std::vector<Attempt> twice{{.arrived = {SequenceNumber{1}, 20}, .last = {SequenceNumber{2}, 30}},
+                                   {.arrived = {SequenceNumber{3}, 40}, .last = {SequenceNumber{4}, 50}}};
+  const std::vector<TimedStory> stories = {{&waits, 0, 1, 90, {&long_one, 1}}, {&tries, 0, 1, 90, twice}};
+  const std::vector<JobCycle> cycles = JoinAttempts(stories);
+  ASSERT_EQ(cycles.size(), 2U);
+  EXPECT_EQ(cycles[0].parts, (std::vector<std::pair<std::size_t, std::size_t>>{{0, 0}, {1, 0}}));
+  EXPECT_EQ(cycles[1].parts, (std::vector<std::pair<std::size_t, std::size_t>>{{1, 1}}));
+}
+
 }  // namespace
 }  // namespace amem

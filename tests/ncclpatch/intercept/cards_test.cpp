@@ -538,6 +538,17 @@ TEST_F(CardsTest, a_deregistration_while_paused_succeeds) {
   EXPECT_EQ(Below(buffer_).renewable, 0U);
 }
 
+TEST_F(CardsTest, a_region_that_nccl_has_let_go_of_is_forgotten) {
+  MakeConnection();
+  auto& cards = Forever<intercept::Cards>();
+  void* const handle = region_;
+  EXPECT_NE(cards.Behind(handle), handle);
+  EXPECT_TRUE(cards.HaveAnyOf(buffer_, buffer_ + kBytes));
+  EXPECT_EQ(dereg_mr(std::exchange(region_, nullptr)), 0);
+  EXPECT_EQ(cards.Behind(handle), handle);
+  EXPECT_FALSE(cards.HaveAnyOf(buffer_, buffer_ + kBytes));
+}
+
 TEST_F(CardsTest, a_deregistration_that_fails_for_nccl_keeps_the_shadow) {
   MakeConnection();
   g_card.deregister_fails = EBUSY;

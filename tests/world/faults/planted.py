@@ -32,9 +32,9 @@ FAULTS = [
           worlds=LATE),
     fault("a member follows its own decision, not the first",
           (BOARD, NOT_THE_FIRST, SLOW + NOT_THE_FIRST),
-          (PARTICIPANT, "board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, seen);",
-           "if (!board_.Decide(seat_, round_, decide->ballot, decide->cause, decide->culprit, seen) && decide->cause == Cause::kLate &&\n"
-           "          call_.kind == CycleKind::kPause && decide->ballot < Ballot::kGone) {\n"
+          (PARTICIPANT, "round_.board.Decide(round_.seat, round_.number, decide->ballot, decide->cause, decide->culprit, seen);",
+           "if (!round_.board.Decide(round_.seat, round_.number, decide->ballot, decide->cause, decide->culprit, seen) &&\n"
+           "          decide->cause == Cause::kLate && round_.call.kind == CycleKind::kPause && decide->ballot < Ballot::kGone) {\n"
            "        member_.failed = decide->ballot;\n"
            "        member_.line = 15;  // the end of those that have released nothing\n"
            "      }"),

@@ -3,10 +3,10 @@ from typing import NamedTuple
 
 AGREEMENT = "statemachine/agreement/agreement.cpp"
 BOARD, PARTICIPANT = "replay/peers/board/board.cpp", "replay/peers/board/participant.cpp"
-PAGE, ASSEMBLY = "replay/peers/board/session_page.cpp", "replay/peers/unix/assembly.cpp"
+PAGE, MEMBERS = "replay/peers/board/session_page.cpp", "replay/peers/unix/call_members.cpp"
 CALL, SHARING = "replay/cycle/board_call.cpp", "replay/session/peer_answers.cpp"
 TARGETS = {AGREEMENT: "amem_statemachine", BOARD: "amem_peers", PARTICIPANT: "amem_peers", PAGE: "amem_peers",
-           ASSEMBLY: "amem_unix_peers", CALL: "amem_cycle", SHARING: "amem_session"}
+           MEMBERS: "amem_unix_peers", CALL: "amem_cycle", SHARING: "amem_session"}
 
 
 FAIL, LATE = "faults", "absences,stops"  # what the worlds have that are to find a fault (amem-world --with)
@@ -68,7 +68,7 @@ FAULTS = [
           (PAGE, "if (sum != SumOfFacts(words, published)) break;", "if (sum == 0) break;")),
     fault("a set that changes is not seen", CALL, "bool SetHasChanged() override { return assembly_.SetHasChanged(); }",
           "bool SetHasChanged() override { return false; }"),
-    fault("a page names no neighbours", ASSEMBLY, "own_.neighbours = std::move(neighbours);", "neighbours.clear();"),
+    fault("a page names no neighbours", MEMBERS, "own_.neighbours = std::move(neighbours);", "neighbours.clear();"),
     fault("an owner that pauses is imported from", SHARING, "  if (lifecycle == Lifecycle::kRunning) return {};\n  const auto& cycle",
           "  if (lifecycle == Lifecycle::kRunning || lifecycle == Lifecycle::kPausing) return {};\n  const auto& cycle"),
 ]

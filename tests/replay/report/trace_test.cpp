@@ -335,6 +335,10 @@ TEST(TraceWindow, draws_what_overlaps_it_and_cuts_what_goes_on) {
   between.from->ns += 200'000;
   between.to->ns += 400'000;
   EXPECT_EQ(DrawnSlices(Trace({{0, events}}, between)).size(), 3U) << "the pause, its phase and the step";
+  for (const Json& e : Trace({{0, events}}, between)) {
+    if (e["ph"] != "X") continue;
+    EXPECT_EQ(Nanoseconds(e["ts"]) + Nanoseconds(e["dur"]), 5'400'000) << e["name"] << " is drawn to the window's end";
+  }
 }
 
 // The pause and the resume that were made in a safe point lie in its slice, and the freeze between them.

@@ -368,7 +368,7 @@ struct PartCleared {  // zeros were written to a part of a slab that nobody hold
 };
 
 // ---- communicators
-// Numbered by AMem, because an allocation may be made before NCCL has an address or a hash for its communicator.
+// Numbered by AMem, because an allocation may be made before NCCL has an address for its communicator.
 
 struct CommunicatorBegun {  // NCCL was asked to make one
   CommunicatorId communicator;
@@ -380,7 +380,7 @@ struct CommunicatorBegun {  // NCCL was asked to make one
 };
 struct CommunicatorReady {  // NCCL made it
   CommunicatorId communicator;
-  std::uint64_t hash = 0;  // NCCL's, the same in all its ranks; 0: unknown
+  std::uint64_t hash = 0;  // its name, the same in all its ranks (ncclpatch/nccl/names.h); 0: unknown
   std::int32_t rank = -1;
   std::int32_t ranks = 0;
   DeviceOrdinal device;

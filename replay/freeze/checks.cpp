@@ -111,17 +111,19 @@ std::size_t RanksElsewhere(std::span<const Result<State>> states) {
     std::set<std::int32_t> ranks;
     std::size_t all = 0;
   };
-  std::map<std::uint64_t, Seen> communicators;
+  // By name. Those without one (grown communicators) count by their size: ranks that nobody here has are missed among several
+  // of a size at most.
+  std::map<std::pair<std::uint64_t, std::int32_t>, Seen> communicators;
   for (const Result<State>& state : states) {
     for (const auto& [id, communicator] : state.ok() ? state->communicators : std::map<CommunicatorId, Communicator>()) {
-      if (!communicator.ready || !communicator.ended.empty() || communicator.hash == 0) continue;
-      Seen& seen = communicators[communicator.hash];
+      if (!communicator.ready || !communicator.ended.empty()) continue;
+      Seen& seen = communicators[{communicator.hash, communicator.hash == 0 ? communicator.ranks : 0}];
       seen.ranks.insert(communicator.rank);
       seen.all = static_cast<std::size_t>(std::max(communicator.ranks, 0));
     }
   }
   std::size_t most = 0;
-  for (const auto& [hash, seen] : communicators) most = std::max(most, seen.all - std::min(seen.all, seen.ranks.size()));
+  for (const auto& [name, seen] : communicators) most = std::max(most, seen.all - std::min(seen.all, seen.ranks.size()));
   return most;
 }
 

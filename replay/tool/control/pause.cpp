@@ -20,11 +20,11 @@ constexpr std::string_view kAskingCommands[] = {"pause", "resume", "park", "ls"}
 constexpr std::string_view kFreezeWords[] = {"frozen", "lost", "stuck", "under way"};
 
 struct PhaseWord {
-  std::string_view word;  // of control::RankLook
+  std::string_view word;  // of control::RankView
 };
 Json Show(PhaseWord phase) { return phase.word; }
 Json FormOf(PhaseWord) {
-  Json words = Json::array({control::RankLook().phase()});  // of one that has not answered
+  Json words = Json::array({control::RankView().phase()});  // of one that has not answered
   for (unsigned i = 0; i <= static_cast<unsigned>(EnumeratorsOf(control::Phase{}).last); ++i)
     words.push_back(ToText(static_cast<control::Phase>(i)));
   return {{"enum", std::move(words)}};

@@ -35,7 +35,7 @@ constexpr int kRounds = 12;
 TEST_F(Contents, random_contents_come_back_to_the_last_bit_cycle_after_cycle) {
   std::mt19937_64 random(7);
   for (const Bytes chunk : {4 * kKiB, 28 * kKiB, 256 * kKiB}) {
-    test::LoneBackup backup(*sim_, {.chunk = chunk, .look = 16 * chunk, .batch = 4 * chunk});
+    test::LoneBackup backup(*sim_, {.chunk = chunk, .scan = 16 * chunk, .batch = 4 * chunk});
     for (const Bytes pages : {1, 2, 15, 16, 17, 31, 33, 100, 512}) Add(pages * kPage, pages % 2 == 0 ? kGpu1 : kGpu0);
     for (int round = 0; round < kRounds; ++round) {
       Scribble(random);

@@ -634,7 +634,7 @@ TEST(VerdictKind, stalled_rank_that_finished_too_late_names_its_longest_step) {
   EXPECT_EQ(verdict.remedy.action, Action::kExamineProcess);
   EXPECT_EQ(verdict.remedy.process, "rank 1");
   EXPECT_EQ(verdict.remedy.pid, 1001);
-  EXPECT_HAS(verdict.headline, "which spent 30.0 s at \"quiesce device 0\"");
+  EXPECT_HAS(verdict.headline, "Pause 1 waited for rank 1, which spent 30.0 s at \"quiesce device 0\"");
   EXPECT_HAS(verdict.summary, "Its longest step, \"quiesce device 0\", took 30.0 s");
   EXPECT_HAS(verdict.summary, "The others reported: No vote came.");
 }

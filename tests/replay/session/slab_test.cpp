@@ -235,7 +235,7 @@ TEST_F(SlabTest, room_whose_clearing_has_failed_is_cleared_again_before_it_is_us
   a.Free(mine, id);
   for (const char* call : {"Clear", "FinishCopies"}) {
     a.simulator->SetHook([call](std::string_view name, std::uint64_t) { return name == call ? cuda::kUnknown : 0; });
-    EXPECT_EQ(a.session->Create(k2M, Process::On(kDevice), 0, {}).status().driver_result(), cuda::kUnknown) << call;
+    EXPECT_EQ(a.session->nccl().Create(k2M, Process::On(kDevice), 0, {}).status().driver_result(), cuda::kUnknown) << call;
     a.simulator->SetHook({});
     EXPECT_EQ(a.Count<PartCleared>(), 0U) << call;
   }

@@ -537,6 +537,7 @@ TEST_F(IncompletePack, is_no_good_news_for_any_command) {
   for (const char* place : {"unpacked", "again.amem"}) {
     const Ran later = Shell("$TOOL why $S/" + std::string(place));
     EXPECT_TRUE(later.out.starts_with("The pack is incomplete: ")) << later.out;
+    EXPECT_HAS(std::string(Shell("$TOOL ls --json $S/" + std::string(place)).json()[0]["incomplete"]), "cut short");
   }
 }
 

@@ -249,6 +249,7 @@ TEST_F(Communicators, without_what_its_ranks_have_in_common_a_communicator_has_n
   ncclComm* const unseen = Function<ncclComm*()>("stand_in_unseen")();
   EXPECT_EQ(NameOfSplit(unseen, 0), 0U);
   EXPECT_EQ(NameOfShrink(unseen, {1}), 0U);
+  Do("ncclCommDestroy", unseen);
   ncclComm* parent = nullptr;
   ASSERT_EQ(InitRank(&parent, "to grow", 0, 2), 0);
   const UniqueId id = Unique("of the grown one");

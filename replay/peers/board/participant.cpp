@@ -70,7 +70,7 @@ class RoundMessages {
           .ReportedBy(culprit);
     }
     if (told && !told->ok()) return Status{*told}.ReportedBy(culprit);
-    if (decision.cause == Cause::kDamaged)
+    if (decision.cause == Cause::kDamaged || decision.cause == Cause::kAllVoted)
       return Status{Code::kCorrupt, "the board of this round has been written over" + InBallot(ballot)}.ReportedBy(culprit);
     return Status{Code::kBroken, NameOf(decision.culprit) + ": " + std::string(ToText(decision.cause)) + InBallot(ballot)}
         .ReportedBy(culprit);
@@ -173,13 +173,16 @@ class Participant {
       const auto b = static_cast<std::size_t>(ballot);
       if (reading_.decisions[b].cause == Cause::kUndecided) return;
       if (std::exchange(reported_[b], true)) continue;
-      Status why;
-      if (agreement::IsFailure(reading_.decisions[b].cause)) {
-        if (member_.failed == ballot) NoteFailure(ballot);
-        if (member_.failed != ballot) outcome_.undo = messages_.WhyFailed(ballot, reading_);
-        why = member_.failed == ballot ? outcome_.status : outcome_.undo;
+      const Status passed;
+      const Status* why = &passed;     // nothing is copied, for which there may be no memory
+      if (member_.failed == ballot) {  // also one that all voted for and that cannot have passed, as the agreement says
+        NoteFailure(ballot);
+        why = &outcome_.status;
+      } else if (agreement::IsFailure(reading_.decisions[b].cause)) {
+        outcome_.undo = WhyFailed(ballot);
+        why = &outcome_.undo;
       }
-      round_.hooks.OnDecision(ballot, reading_, why);
+      round_.hooks.OnDecision(ballot, reading_, *why);
     }
   }
 
@@ -235,13 +238,21 @@ class Participant {
       if (seat != round_.seat) absent.push_back(round_.board.members()[seat]);
     return absent;
   }
+  // Never ok, also where there is no memory to word it.
+  [[nodiscard]] Status WhyFailed(Ballot ballot) const {
+    Status why = NoMemory();
+    static_cast<void>(HadMemory([&] { why = messages_.WhyFailed(ballot, reading_); }));
+    return why;
+  }
   void NoteFailure(Ballot ballot) {
     outcome_.failed = ballot;
-    const bool superseded = reading_.decisions[static_cast<std::size_t>(ballot)].cause == Cause::kSuperseded;
-    for (const std::size_t seat : agreement::Absent(reading_.ViewOf(round_.seat), ballot))
-      if (!superseded) outcome_.absent.push_back(round_.board.members()[seat]);  // else nothing says who was
-    outcome_.status = messages_.WhyFailed(ballot, reading_);
+    outcome_.status = WhyFailed(ballot);
     outcome_.culprit = outcome_.status.reported_by();
+    if (reading_.decisions[static_cast<std::size_t>(ballot)].cause == Cause::kSuperseded) return;  // nothing says who was
+    static_cast<void>(HadMemory([&] {
+      for (const std::size_t seat : agreement::Absent(reading_.ViewOf(round_.seat), ballot))
+        outcome_.absent.push_back(round_.board.members()[seat]);
+    }));
   }
   RoundOutcome Outcome(const agreement::End& end) {
     outcome_.ending = end.ending;

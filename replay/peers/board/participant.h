@@ -35,8 +35,9 @@ class RoundHooks {
   virtual void OnVote(agreement::Ballot ballot, const Status& mine) = 0;
   // Before each sleep: for whom it waits, for those who watch. At most some hundred times in the first second, then four times.
   virtual void OnWait(agreement::Ballot ballot, const BoardReading& reading) = 0;
-  // A ballot is decided: what to journal. Called once for each ballot that this member reads, in their order. `why`: of a
-  // failure, as RoundOutcome::status.
+  // A ballot is decided: what to journal. Called once for each ballot that this member reads, in their order, also without
+  // memory, so that what the engine must know of it comes before anything that needs some. `why`: of a failure, as
+  // RoundOutcome::status.
   virtual void OnDecision(agreement::Ballot ballot, const BoardReading& reading, const Status& why) = 0;
   // The clock of all deadlines of the round, and how to wait on the board: the system's, but in tests that simulate time.
   [[nodiscard]] virtual Deadline Time() { return Now(); }

@@ -537,6 +537,67 @@ TEST(RoundTest, of_a_member_without_memory_fails_for_all_at_once) {
   }
 }
 
+// The words for a failure need memory, and what it is does not: a pause that failed must not end as one that succeeded.
+TEST(RoundTest, that_failed_elsewhere_has_failed_for_a_member_without_memory_to_word_it) {
+  class WithoutWords final : public IdleHooks {
+   public:
+    explicit WithoutWords(int spared) : spared_(spared) {}
+    std::string NameOf(SessionId session) override {
+      ++asked;
+      if (spared_-- == 0) throw std::bad_alloc();
+      return IdleHooks::NameOf(session);
+    }
+    void OnDecision(Ballot ballot, const BoardReading& reading, const Status& why) override {
+      IdleHooks::OnDecision(ballot, reading, why);
+      if (!why.ok()) failed.push_back(ballot);
+    }
+    int asked = 0;
+    std::vector<Ballot> failed;
+
+   private:
+    int spared_;  // names before there is no memory for one
+  };
+  class Failing final : public IdleHooks {
+   public:
+    Status Do(agreement::Work work, Deadline, const std::function<bool()>&) override {
+      if (work == at) return {Code::kDriver, "a call failed"};
+      if (work == then) return {Code::kDriver, "its undo failed"};
+      return {};
+    }
+    std::optional<agreement::Work> at, then;
+  };
+  struct Case {
+    Ballot failed;
+    agreement::Work at;
+    std::optional<agreement::Work> then;  // fails in the undo
+    int spared;
+  };
+  for (const Case& one : {Case{Ballot::kSaved, agreement::Work::kSave, {}, 0},
+                          Case{Ballot::kGone, agreement::Work::kRelease, agreement::Work::kMake, 1}}) {
+    auto board = Board::Make("", {SessionId{11}, SessionId{12}});
+    WithoutWords lacking(one.spared);
+    Failing failing;
+    failing.at = one.at;
+    failing.then = one.then;
+    std::thread other([&] {
+      CallOnBoard call = CallOf(CycleKind::kPause);
+      static_cast<void>(TakePart(*board, 1, call, failing));
+    });
+    CallOnBoard call = CallOf(CycleKind::kPause);
+    const RoundOutcome outcome = *TakePart(*board, 0, call, lacking);
+    other.join();
+    ASSERT_EQ(lacking.asked, one.spared + 1);
+    EXPECT_EQ(outcome.failed, one.failed);
+    EXPECT_FALSE(outcome.status.ok());
+    EXPECT_EQ(outcome.ending, one.then ? agreement::Ending::kPaused : agreement::Ending::kRunning);
+    const Status& unworded = one.then ? outcome.undo : outcome.status;
+    EXPECT_EQ(unworded.message(), "no memory left");
+    ASSERT_FALSE(lacking.failed.empty()) << "whoever did not get the decision takes the ballot for one that passed";
+    EXPECT_EQ(lacking.failed.front(), one.failed);
+    EXPECT_EQ(lacking.failed.size(), one.then ? 2U : 1U);
+  }
+}
+
 TEST(RoundTest, whose_set_changes_lets_all_come_again) {
   class Growing final : public IdleHooks {
    public:

@@ -14,7 +14,11 @@ Status LedgerIsHeld(const Ledger& ledger) {
 }
 
 Status Latched(Ledger& ledger, Status check) {
-  if (check.ok() || !ledger.TryLockFor(kToRecord)) return check;
+  if (check.ok()) return check;
+  if (!ledger.TryLockFor(kToRecord)) {
+    ledger.BreakSoonIfCheckFailed(check);
+    return check;
+  }
   const LedgerLock lock(ledger, std::adopt_lock);
   ledger.BreakIfCheckFailed(check);
   return check;

@@ -73,13 +73,16 @@ void Ledger::RecordSoon(const CycleFailed& ended) {
 
 void Ledger::RecordWhatEnded() {
   if (!owed_.any.load(std::memory_order_acquire)) return;
-  std::vector<CycleFailed> events;
+  std::vector<EventBody> events;
   {
     const std::lock_guard lock(owed_.mutex);
     events = std::exchange(owed_.events, {});
     owed_.any.store(false, std::memory_order_release);
   }
-  for (CycleFailed& ended : events) Record(std::move(ended));
+  for (EventBody& owed : events) {
+    const auto* const broken = std::get_if<SessionBroken>(&owed);
+    broken != nullptr ? Break(broken->reason) : Record(std::move(owed));
+  }
   const std::lock_guard lock(owed_.mutex);
   if (owed_.events.empty()) owed_.progress.store(0, std::memory_order_release);
 }
@@ -183,8 +186,19 @@ void Ledger::Break(const std::string& reason) {
   if (state_.broken.empty()) Record(SessionBroken{reason});
 }
 
+bool Ledger::IsFailedCheck(const Status& work) {
+  return work.code() == Code::kInvalid && work.message().find("check failed at ") != std::string::npos;
+}
+
 void Ledger::BreakIfCheckFailed(const Status& work) {
-  if (work.code() == Code::kInvalid && work.message().find("check failed at ") != std::string::npos) Break(work.message());
+  if (IsFailedCheck(work)) Break(work.message());
+}
+
+void Ledger::BreakSoonIfCheckFailed(const Status& work) {
+  if (!IsFailedCheck(work)) return;
+  const std::lock_guard lock(owed_.mutex);
+  owed_.events.emplace_back(SessionBroken{work.message()});
+  owed_.any.store(true, std::memory_order_release);
 }
 
 bool Ledger::Check(bool holds, std::string_view otherwise, SourceLine where) {

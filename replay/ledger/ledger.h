@@ -65,6 +65,8 @@ class CAPABILITY("ledger") Ledger {
   void Break(const std::string& reason) REQUIRES(this);  // pauses are refused with this reason from now on
   // Of work that was done without the lock: if it failed by a check (AMEM_CHECK), that breaks the session as Check does.
   void BreakIfCheckFailed(const Status& work) REQUIRES(this);
+  // The same without the lock, as RecordSoon: the next pause finds the session broken.
+  void BreakSoonIfCheckFailed(const Status& work);
   // An entry of the state that must exist. Null: it does not, and the session is broken.
   template <class Table>
   [[nodiscard]] const typename Table::mapped_type* Entry(const Table& table, const typename Table::key_type& key,
@@ -129,6 +131,7 @@ class CAPABILITY("ledger") Ledger {
  private:
   void NoteHolder();
   void RecordWhatEnded() REQUIRES(this);
+  static bool IsFailedCheck(const Status& work);
   void Append(const Event& event) REQUIRES(this);
   void SnapshotIfDue() REQUIRES(this);
   static std::string KeyText(AllocationId key) { return ToText(key); }
@@ -140,10 +143,10 @@ class CAPABILITY("ledger") Ledger {
   std::atomic<std::uint32_t> holder_ = 0;  // the thread that locked it last, and when
   std::atomic<std::uint64_t> held_since_ns_ = 0;
   std::atomic<std::uint64_t> progress_ = 0;  // lifecycle in the lowest byte, then the cycle
-  struct Owed {                              // by RecordSoon
+  struct Owed {                              // by RecordSoon and BreakSoonIfCheckFailed
     std::mutex mutex;
     std::atomic<bool> any = false;
-    std::vector<CycleFailed> events;
+    std::vector<EventBody> events;
     std::atomic<std::uint64_t> progress = 0;  // as progress_ will be; 0: as it is
   } owed_;
   Mutex export_mutex_{LockRank::kExport};

@@ -245,6 +245,16 @@ TEST_F(CoordinatorTest, a_check_that_has_failed_is_why_later_pauses_are_refused)
   EXPECT_NE(refused.message().find("check failed at call.cpp:1: stage == 2"), std::string::npos) << refused.message();
 }
 
+TEST_F(CoordinatorTest, a_check_that_fails_while_the_ledger_is_held_is_why_later_pauses_are_refused) {
+  broken_ = true;
+  HoldLedger();
+  EXPECT_EQ(Latched(ledger_, {Code::kInvalid, "check failed at call.cpp:1: stage == 2"}).code(), Code::kInvalid);
+  LetGo();
+  const Status refused = Run(CycleKind::kPause);
+  EXPECT_EQ(refused.code(), Code::kBroken);
+  EXPECT_NE(refused.message().find("check failed at call.cpp:1: stage == 2"), std::string::npos) << refused.message();
+}
+
 // The ledger is held by a driver call of another thread that hangs, so nobody can say what memory there is.
 TEST_F(CoordinatorTest, memory_waits_for_the_copies_of_a_pause_that_failed_whether_or_not_the_ledger_can_be_had) {
   std::memset(Memory(Create()), 0x42, k2M);

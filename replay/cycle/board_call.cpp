@@ -68,6 +68,7 @@ class Coordinator::Call final : public board::RoundHooks {
 
   Status Do(Work work, Deadline until, const std::function<bool()>& is_overtaken) override {
     until = Now() + (until - assembly_.Time());
+    if (ReleasesAgain(work)) round_.left = NoMemory();  // unless there is some to try it
     scope_.executor_.SetUntil(scope_.context_.deadlines.OwnPartOf(until));
     NoteEnds();
     const std::uint64_t began = MonotonicNs();
@@ -126,7 +127,13 @@ class Coordinator::Call final : public board::RoundHooks {
   }
 
   void OnDecision(Ballot ballot, const BoardReading& reading, const Status& why) override {
-    NoteTime(ballot);
+    // What the work goes by comes first: for the rest there may be no memory.
+    const bool failed_before = round_.failed.has_value();
+    if (!why.ok() && !failed_before) round_.failed = ballot;
+    if (!round_.failed) round_.passed = ballot;
+    if (ballot == Ballot::kJoined) round_.all_joined = AllVoted(ballot, reading);
+    if (ballot == Ballot::kCome && why.ok()) AllHaveCome(reading);
+    if (ballot != Ballot::kCome && !failed_before) NoteTime(ballot);
     if (!Alone()) sightings_.BallotOf(call_.cycle, scope_.pool_, ballot, reading, why);
     const board::BallotDecision& decision = reading.decisions[static_cast<std::size_t>(ballot)];
     // The member that decided has asked about the late ones for its message; the others ask for their own journals.
@@ -135,13 +142,7 @@ class Coordinator::Call final : public board::RoundHooks {
         sightings_.Late(session, ballot == Ballot::kCome, WaitedFor(ballot));
     if (why.code() == Code::kTimeout) journal_.Threads();
     if (why.code() == Code::kPeerLost && why.reported_by()) NoteEnd(why.reported_by());
-    if (!why.ok() && !round_.failed) round_.failed = ballot;
-    if (!round_.failed) round_.passed = ballot;
-    if (ballot == Ballot::kJoined) round_.all_joined = AllVoted(ballot, reading);
-    if (ballot == Ballot::kCome) {
-      if (why.ok()) AllHaveCome(reading);
-      return;
-    }
+    if (ballot == Ballot::kCome) return;
     Ledger& ledger = scope_.context_.ledger;
     if (round_.stage != Stage::kBegun || Alone() || !ledger.TryLockUntil(scope_.executor_.until())) return;
     const LedgerLock lock(ledger, std::adopt_lock);
@@ -156,16 +157,15 @@ class Coordinator::Call final : public board::RoundHooks {
 
   void AllHaveCome(const BoardReading& reading) {
     assembly_.Begun();
-    round_.stage = Stage::kCome;
     round_.began_ns = MonotonicNs();
     call_.members = assembly_.Members();
     for (std::size_t seat = 0; seat < call_.members.size(); ++seat) call_.members[seat].keeps = reading.keeps[seat];
     call_.alone = Alone();
     report_.members = call_.members.size();
+    round_.stage = Stage::kCome;
   }
 
   void NoteTime(Ballot ballot) {
-    if (ballot == Ballot::kCome || round_.failed) return;
     const std::uint64_t now = MonotonicNs(), waited = round_.voted_ns == 0 ? 0 : now - round_.voted_ns;
     report_.phases.push_back({PhaseOf(call_.kind, ballot), round_.worked_ns, waited, std::exchange(round_.voted_ns, 0), now});
   }
@@ -177,7 +177,9 @@ class Coordinator::Call final : public board::RoundHooks {
 
   // The plans must know of an end: nothing is imported from the dead, and an object that lost a member is not made anew.
   void NoteEnd(SessionId session) {
-    if (round_.ends.insert(session).second) static_cast<void>(scope_.context_.peers.AwaitLoss(session, kLossPatience));
+    if (round_.ends.contains(session)) return;
+    static_cast<void>(scope_.context_.peers.AwaitLoss(session, kLossPatience));
+    round_.ends.insert(session);
   }
   // Also of sessions that this call has found dead, which are no members then, while the journal has them alive.
   void NoteEnds() {
@@ -251,7 +253,7 @@ class Coordinator::Call final : public board::RoundHooks {
         AMEM_TRY(AllPassed(Ballot::kIdle));
         return part_.Forward(PhaseKind::kPauseSave, is_overtaken);
       case Work::kRelease:
-        if (round_.failed) return round_.left = ReleaseAgain();
+        if (ReleasesAgain(work)) return round_.left = ReleaseAgain();
         AMEM_TRY(AllPassed(Ballot::kSaved));
         AMEM_TRY(part_.Forward(PhaseKind::kPauseReleaseOwn, is_overtaken));
         return part_.Forward(PhaseKind::kPauseGone, is_overtaken);
@@ -279,6 +281,10 @@ class Coordinator::Call final : public board::RoundHooks {
     return {};
   }
 
+  // A resume releases only what it has made.
+  [[nodiscard]] bool ReleasesAgain(Work work) const {
+    return work == Work::kRelease && (round_.failed || call_.kind == CycleKind::kResume);
+  }
   // Before work that goes forward: whoever released what others have not saved, or mapped what others have not made, would lose
   // contents or share other memory than they do.
   Status AllPassed(Ballot ballot) {
@@ -304,10 +310,10 @@ class Coordinator::Call final : public board::RoundHooks {
   // program must not find the scope pausing, where new memory cannot be recorded: all of a pause is recorded under one lock.
   // A paused scope refuses such calls itself. Nothing: the
   // beginning could not be recorded.
-  std::optional<Status> JournalWhatOthersBegan(const Status& why) {
+  std::optional<Status> JournalWhatOthersBegan(const Status& why, Ballot failed) {
     Ledger& ledger = scope_.context_.ledger;
     const Status told = scope_.CallerMessage(call_.kind, why);
-    const PhaseKind phase = PhaseOf(call_.kind, *round_.failed);
+    const PhaseKind phase = PhaseOf(call_.kind, failed);
     {
       if (!ledger.TryLockFor(kToRecord)) return {};
       const LedgerLock lock(ledger, std::adopt_lock);
@@ -361,7 +367,8 @@ class Coordinator::Call final : public board::RoundHooks {
     const Status why = Alone() && !round_.mine.ok() ? round_.mine : outcome.status;
     NameCulprits(culprits);
     if (round_.stage != Stage::kBegun) {
-      const auto told = round_.stage == Stage::kCome && round_.mine.ok() ? JournalWhatOthersBegan(why) : std::nullopt;
+      const bool others_began = round_.stage == Stage::kCome && round_.mine.ok();
+      const auto told = others_began ? JournalWhatOthersBegan(why, *outcome.failed) : std::nullopt;
       if (!told) return OpenGate(NotBegun(why, culprits));
       scope_.reports_.AddFailed(call_.kind, report_);
       EndCopies(outcome);
@@ -420,12 +427,16 @@ class Coordinator::Call final : public board::RoundHooks {
     journal_.NotBegun(told);
     return told;
   }
+  // Without memory for that nobody is named.
   void NameCulprits(const std::vector<SessionId>& culprits) {
-    std::vector<CycleMember> others;
-    for (const SessionId session : culprits)
-      if (session && session != scope_.context_.peers.Self().session)
-        others.push_back(CycleJournal::AsMember(assembly_.IdentityOf(session)));
-    journal_.NameCulprits(std::move(others));
+    static_cast<void>(OrNoMemory([&] {
+      std::vector<CycleMember> others;
+      for (const SessionId session : culprits)
+        if (session && session != scope_.context_.peers.Self().session)
+          others.push_back(CycleJournal::AsMember(assembly_.IdentityOf(session)));
+      journal_.NameCulprits(std::move(others));
+      return Status{};
+    }));
   }
 
   Coordinator& scope_;

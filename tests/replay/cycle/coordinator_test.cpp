@@ -191,6 +191,54 @@ TEST_F(CoordinatorTest, memory_is_made_while_a_pause_that_failed_elsewhere_befor
   ASSERT_TRUE(Run(CycleKind::kResume).ok());
 }
 
+// Of whichever name it is that there is no memory for.
+TEST_F(CoordinatorTest, a_call_that_failed_elsewhere_fails_here_also_without_memory_to_name_anybody) {
+  const AllocationId id = Create();
+  std::memset(Memory(id), 0x42, k2M);
+  const auto fails_each_time = [&](CycleKind kind) {
+    const Lifecycle before = Now();
+    for (int spared = 0, asked = 1; asked > spared; ++spared) {
+      asked = 0;
+      set_.named = [&] {
+        if (asked++ == spared) throw std::bad_alloc();
+      };
+      if (!set_.ahead) OtherFails(kind == CycleKind::kPause ? Ballot::kGone : Ballot::kMade, {Code::kDriver, "a call failed"});
+      const Status failed = Run(kind);
+      ASSERT_NE(failed.code(), Code::kOk) << spared;
+      ASSERT_EQ(Now(), before) << spared;
+      ASSERT_EQ(ledger_.state().broken, "") << spared;
+    }
+    set_.named = [] {};
+  };
+  set_.ahead = Ballot::kIdle;
+  ASSERT_NO_FATAL_FAILURE(fails_each_time(CycleKind::kPause));
+  set_.ahead = {};
+  ASSERT_NO_FATAL_FAILURE(fails_each_time(CycleKind::kPause));
+  EXPECT_EQ(Memory(id)[k2M - 1], std::byte{0x42});
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  ASSERT_NO_FATAL_FAILURE(fails_each_time(CycleKind::kResume));
+  EXPECT_EQ(InUse(), 0U);
+  ASSERT_TRUE(Run(CycleKind::kResume).ok());
+  EXPECT_EQ(Memory(id)[k2M - 1], std::byte{0x42});
+}
+
+TEST_F(CoordinatorTest, a_resume_without_memory_for_the_news_of_a_death_releases_what_it_made_and_breaks_nothing) {
+  const AllocationId id = Create();
+  std::memset(Memory(id), 0x42, k2M);
+  ASSERT_TRUE(Run(CycleKind::kPause).ok());
+  set_.ends_at = Ballot::kMade;
+  int asked = 0;
+  peers_.await_loss = [&, awaits = peers_.await_loss](SessionId lost) {
+    if (asked++ == 0) throw std::bad_alloc();
+    return awaits(lost);
+  };
+  EXPECT_EQ(Run(CycleKind::kResume).code(), Code::kPeerLost);
+  EXPECT_GT(asked, 1);
+  EXPECT_EQ(ledger_.state().broken, "");
+  EXPECT_EQ(Now(), Lifecycle::kPaused);
+  EXPECT_EQ(InUse(), 0U);
+}
+
 TEST_F(CoordinatorTest, a_failing_call_is_this_sessions_vote_and_is_undone) {
   Create();
   ASSERT_TRUE(sim_->FailNext("Unmap", 1, cuda::kUnknown).ok());

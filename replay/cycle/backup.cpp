@@ -121,12 +121,15 @@ Status Backup::Save(std::span<const Item> items, ScanMode mode) {
   if (contents_ == Contents::kLost) ForgetLost();
   if (contents_ == Contents::kForgotten || contents_ == Contents::kLost)
     return {Code::kInvalid, "save contents: copies of an earlier Save have not ended"};
+  if (contents_ == Contents::kNone) BeginSave();
   table_.memory().SuspendPinning(true);
-  if (contents_ == Contents::kNone) AMEM_TRY(BeginSave());
   if (queued_.empty()) began_ns_ = MonotonicNs();
   contents_ = Contents::kLost;  // if any of this fails
   scan_mode_ = mode;
-  AMEM_TRY(FindRoom(items).Within("save contents"));
+  if (const Status room = FindRoom(items); !room.ok()) {
+    if (queued_.empty()) table_.memory().SuspendPinning(false);  // no Finish would
+    return room.Within("save contents");
+  }
   // While the next part is looked at, copies of the part before are under way. They are marked in smaller steps, so that memory
   // can be released as soon as its own copies are done.
   for (const auto& [device, own] : ByDevice(items)) {
@@ -390,9 +393,9 @@ Status Backup::Finish() {
   return first;
 }
 
-Status Backup::BeginSave() {
+void Backup::BeginSave() {
   counters_.Change([](BackupStatistics& counted) { counted = {}; });
-  return table_.BeginSave();
+  table_.BeginSave();
 }
 
 void Backup::ForgetLost() {

@@ -122,7 +122,7 @@ class Backup : NoCopies {
   enum class Contents : std::uint8_t { kNone, kQueued, kSaved, kLost, kForgotten };
   class Queue;  // of parts that lie one after the other in host memory
 
-  Status BeginSave();
+  void BeginSave();
   void ForgetLost();
   Status FindRoom(std::span<const Item> items);
   Status ScanAndSave(std::span<const Item> items);  // of one device, as the next

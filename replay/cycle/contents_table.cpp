@@ -4,8 +4,6 @@
 #include <cstring>
 #include <iterator>
 
-#include "statemachine/check.h"
-
 namespace amem {
 
 // So many unchanged units between two that changed travel with them, where copy engines take them: that takes less time than
@@ -36,9 +34,10 @@ class ContentsTable::RetainedUnits {
 };
 
 ContentsTable::SavedItem& ContentsTable::Renew(const ContentItem& item) {
+  std::vector<Unit> units(UnitsOf(item.bytes));  // before any room goes: there may be no memory for it
   SavedItem& saved = saved_[{item.allocation, item.offset}];
   for (const Unit& unit : saved.units) FreeRoom(unit);
-  saved = {item.bytes, std::vector<Unit>(UnitsOf(item.bytes)), item.device, true};
+  saved = {item.bytes, std::move(units), item.device, true};
   return saved;
 }
 
@@ -65,13 +64,14 @@ Result<PinnedMemory::Room> ContentsTable::MakeRoom(const Wanted& wanted, Unit& u
   const Unit kept = wanted.kept == nullptr ? Unit{} : std::exchange(*wanted.kept, Unit{});
   const std::uint32_t pages = wanted.unchanged ? kept.stored : wanted.pages;
   const Bytes has = SizeOf(kept.stored), needs = SizeOf(pages);
-  PinnedMemory::Room room{.at = kept.at};
   if (has >= needs) {
+    unit.at = kept.at;
+    unit.stored = pages;
     memory_.Free(kept.at + needs, has - needs);
-  } else {
-    FreeRoom(kept);
-    AMEM_ASSIGN(room, memory_.Take(needs, until));
+    return PinnedMemory::Room{.at = kept.at};
   }
+  FreeRoom(kept);
+  AMEM_ASSIGN(const PinnedMemory::Room room, memory_.Take(needs, until));
   unit.at = room.at;
   unit.stored = pages;
   return room;
@@ -92,8 +92,9 @@ std::optional<Bytes> ContentsTable::FirstDifference(const Unit& unit, std::span<
 }
 
 // What others needed of the retained copy is not there any more. Where a lot of the memory lies idle between what is left,
-// because rooms have become too small, all is saved anew.
-Status ContentsTable::BeginSave() {
+// because rooms have become too small, all is saved anew; and where the rooms are not those of the rows. A room that no row has
+// would be lost until the process ends, and a row whose room is free would be written over.
+void ContentsTable::BeginSave() {
   memory_.Reclaim();
   for (auto& [key, kept] : retained_) {
     for (Unit& unit : kept.units) {
@@ -103,21 +104,18 @@ Status ContentsTable::BeginSave() {
     }
   }
   const Bytes used = memory_.used_bytes();
-  had_copy_ = used > 0 && memory_.held_bytes() <= used + used / 8 + supply_.chunk();
-  if (had_copy_) return CheckRooms();
-  retained_.clear();
+  had_copy_ = used > 0 && used == RoomsOfRows() && memory_.held_bytes() <= used + used / 8 + supply_.chunk();
+  if (had_copy_) return;
+  ForgetRows();
   memory_.TakeBack();
-  return CheckRooms();
 }
 
-// A room that no row has would be lost until the process ends; a row whose room is free would be written over.
-Status ContentsTable::CheckRooms() const {
+Bytes ContentsTable::RoomsOfRows() const {
   Bytes stored = 0;
   for (const auto* const rows : {&saved_, &retained_})
     for (const auto& [key, item] : *rows)
       for (const Unit& unit : item.units) stored += SizeOf(unit.stored);
-  AMEM_CHECK(stored == memory_.used_bytes());
-  return {};
+  return stored;
 }
 
 void ContentsTable::Retain() {

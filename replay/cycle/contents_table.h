@@ -113,8 +113,8 @@ class ContentsTable : NoCopies {
   [[nodiscard]] std::optional<Bytes> FirstDifference(const Unit& unit, std::span<const std::byte> found) const;
 
   // ---- what is retained from one cycle to the next
-  // Before the first save of a pause. Fails if what is stored has not just the rooms that are taken.
-  Status BeginSave();
+  // Before the first save of a pause: nothing is saved.
+  void BeginSave();
   // What is saved is retained for the next save, for as long as nobody else needs the memory; nothing is saved any more.
   void Retain();
   // Whether the copy is not worth retaining: the contents are mostly zero, or less than a quarter of the last copy was
@@ -133,7 +133,7 @@ class ContentsTable : NoCopies {
 
  private:
   class RetainedUnits;  // in the order of an item's units
-  [[nodiscard]] Status CheckRooms() const;
+  [[nodiscard]] Bytes RoomsOfRows() const;
   void FreeRoom(const Unit& unit);
   static void Bridge(std::span<Wanted> units);
 

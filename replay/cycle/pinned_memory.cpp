@@ -363,7 +363,8 @@ Result<PinnedMemory::Room> PinnedMemory::Take(Bytes bytes, Deadline until) {
   return room;
 }
 
-// The buffer that is being filled stays, and so does what comes behind it.
+// The buffer that is being filled stays, and so does what comes behind it. A buffer that there is no memory to give stays as
+// well, until all go: whoever frees a room has freed it.
 void PinnedMemory::Free(Bytes at, Bytes bytes) {
   used_bytes_ -= bytes;
   for (const Bytes end = at + bytes; at < end;) {
@@ -372,10 +373,13 @@ void PinnedMemory::Free(Bytes at, Bytes bytes) {
     used_[index] -= some;
     at += some;
     if (used_[index] > 0 || buffers_[index] == nullptr || filled_ < (index + 1) * supply_.chunk()) continue;
-    PinnedSupply::Buffers unused;
-    unused.push_back(std::move(buffers_[index]));
-    held_bytes_ -= supply_.chunk();
-    supply_.Give(std::move(unused));
+    static_cast<void>(OrNoMemory([&] {
+      PinnedSupply::Buffers unused;
+      unused.push_back(std::move(buffers_[index]));
+      held_bytes_ -= supply_.chunk();
+      supply_.Give(std::move(unused));
+      return Status{};
+    }));
   }
 }
 

@@ -550,6 +550,37 @@ TEST_F(Kept, after_a_save_that_failed_all_is_right) {
   }
 }
 
+// As a lack of memory midway may leave it. Host memory must not be lost by it, nor the session.
+TEST_F(Kept, a_room_that_no_row_has_goes_before_the_next_save) {
+  PinnedSupply supply(*sim_, {.chunk = 128 * kKiB});
+  ContentsTable table(supply, 0);
+  const ContentItem item{AllocationId{1}, kGpu0, {}, kUnit};
+  ASSERT_TRUE(table.MakeRoom({.pages = PagesOf(kUnit)}, table.Renew(item).units[0], Deadline::max()).ok());
+  table.Find(item)->units[0].hashed = true;
+  ASSERT_TRUE(table.memory().Take(2 * kUnit, Deadline::max()).ok());
+  table.Retain();
+  table.BeginSave();
+  EXPECT_EQ(table.RetainedFor(std::span(&item, 1)), 0U);
+  EXPECT_EQ(table.memory().used_bytes(), 0U);
+  EXPECT_EQ(table.memory().held_bytes(), 0U);
+  EXPECT_EQ(supply.Count().pinned_bytes, 3 * kUnit) << "it serves the next save";
+}
+
+TEST_F(Kept, after_a_save_that_found_no_room_host_memory_is_pinned_ahead_as_before) {
+  const auto host = std::make_shared<SimulatedHost>(Bytes{0});
+  auto made = Simulator::Open({.host = host, .devices = 2, .granularity = kPage});
+  ASSERT_TRUE(made.ok());
+  blocks_.clear();
+  sim_ = *std::move(made);
+  Fill(Add(4 * kUnit), 1);
+  test::LoneBackup backup(*sim_, {.chunk = 128 * kKiB});
+  EXPECT_FALSE(backup.Save(Items()).ok());
+  ASSERT_FALSE(backup.Queued()) << "there is nothing to finish";
+  host->left = Bytes{1} << 30;
+  backup.Prepare(2 * kUnit);
+  EXPECT_TRUE(Eventually([&] { return backup.pinned_bytes() == 2 * kUnit; }));
+}
+
 TEST_F(Kept, a_save_that_was_for_nothing_is_kept_where_it_pinned_nothing) {
   Block& block = Add(4 * kUnit);
   Fill(block, 1);

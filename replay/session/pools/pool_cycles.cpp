@@ -64,9 +64,8 @@ Status PoolCycles::CycleOf(PoolEntry& pool, const Task& task) {
     pool.turn.queued = false;
     return pool.turn.followed;
   };
-  return pool.cycle->Cycle(
-      task.kind, {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient},
-      {.copies_queued = queued, .is_followed = is_followed});
+  return pool.cycle->Cycle(task.kind, {.after = task.after.get(), .keeps = task.keeps, .patient = task.patient},
+                           {.copies_queued = queued, .is_followed = is_followed});
 }
 
 // The caller made sure that nothing else of the pool is under way.

@@ -76,6 +76,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   bool unknown_to_the_driver = false;
   bool driver_starts = true;     // in the tool
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
+  bool is_grown = false;         // that communicator, so that it has no name
   MemoryTag user_memory = MemoryTag::kNccl;
   LocationType location = LocationType::kDevice;
   bool imported = false, multicast = false, registered = false, renewable = false, handed_out = false;
@@ -196,7 +197,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     if (shares) state.allocations.emplace(AllocationId{2}, one);
     if (process.pid == kFirstPid + 1) state.outside = shared->paused ? outside_later : outside;
     Communicator communicator;
-    communicator.hash = 7;
+    communicator.hash = is_grown ? 0 : 7;
     communicator.rank = process.pid - kFirstPid;
     communicator.ranks = ranks_elsewhere ? 2 * kFakeRanks : kFakeRanks;
     communicator.ready = true;

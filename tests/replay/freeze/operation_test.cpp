@@ -430,6 +430,16 @@ TEST(FreezeChecks, ranks_on_other_hosts_must_be_allowed) {
   EXPECT_EQ(world.Do(&FreezeOperation::Freeze, {.allowances = {.this_host_only = true}}), Status());
 }
 
+TEST(FreezeChecks, ranks_on_other_hosts_must_be_allowed_of_a_communicator_without_a_name_too) {
+  FrozenWorld all_here;
+  all_here.is_grown = true;
+  EXPECT_EQ(all_here.Do(&FreezeOperation::Freeze), Status());
+  FrozenWorld world;
+  world.is_grown = world.ranks_elsewhere = true;
+  ExpectUntouched(world, "--this-host");
+  EXPECT_EQ(world.Do(&FreezeOperation::Freeze, {.allowances = {.this_host_only = true}}), Status());
+}
+
 TEST(FreezeChecks, a_thaw_waits_for_room_on_the_gpu) {
   FrozenWorld world;
   ASSERT_EQ(world.Do(&FreezeOperation::Freeze), Status());

@@ -45,6 +45,7 @@ struct Pending {
   CommunicatorId id;
   ncclComm** out;
   ncclComm* written;  // NCCL wrote the address at once; null: it writes at the end of the group
+  registry::CountedPart part;
 };
 
 // The one communicator that the calls of a group are about; none if they are about several.

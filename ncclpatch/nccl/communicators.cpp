@@ -168,21 +168,18 @@ CommunicatorId registry::IdOf(const ncclComm* address) noexcept {
   return id;
 }
 
-std::uint64_t registry::NameNextPart(const ncclComm* parent, const names::Part& part) noexcept {
-  std::uint64_t name = 0;
-  if (part.series == 0) return name;
+registry::CountedPart registry::CountNextPart(const ncclComm* parent, const names::Part& part) noexcept {
+  CountedPart counted;
+  if (part.series == 0) return counted;
   With(parent, [&](Registry& registry, Communicator& known) {
-    name = names::OfPart(known.name, part, ++registry.parts[known.id][part.series]);
+    const std::uint64_t number = ++registry.parts[known.id][part.series];
+    counted = {.parent = known.id, .series = part.series, .name = names::OfPart(known.name, part, number)};
   });
-  return name;
+  return counted;
 }
 
-void registry::RetractPart(const ncclComm* parent, const names::Part& part) noexcept {
-  With(parent, [&](Registry& registry, Communicator& known) {
-    auto* const series = FindIn(registry.parts, known.id);
-    if (auto* const calls = series == nullptr ? nullptr : FindIn(*series, part.series); calls != nullptr && *calls > 0)
-      --*calls;
-  });
+void registry::RetractPart(const CountedPart& part) noexcept {
+  With(part.parent, [&](Registry& registry, Communicator& known) { --registry.parts[known.id][part.series]; });
 }
 
 bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {

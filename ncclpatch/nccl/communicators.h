@@ -29,6 +29,9 @@ using Config = void;
 // ncclResult_t
 inline constexpr int kSuccess = 0, kInvalidArgument = 4, kInvalidUsage = 5, kInProgress = 7;
 inline bool Accepted(int result) { return result == kSuccess || result == kInProgress; }
+// What NCCL answers of a call's arguments, before it does anything for the call that other ranks could see. The end of a group
+// answers so for a call in it, and then nothing that the group asked for is done.
+inline bool IsOfArguments(int result) { return result == kInvalidArgument || result == kInvalidUsage; }
 
 enum class Stage : std::uint8_t {
   kMaking,     // NCCL was asked for it
@@ -84,10 +87,15 @@ void End(CommunicatorId id, const char* how) noexcept;
 // Takes the address away before NCCL frees it; Bind gives it back if NCCL did not.
 CommunicatorId Detach(const ncclComm* address) noexcept;
 CommunicatorId IdOf(const ncclComm* address) noexcept;
-// The name of a part that is asked for of `parent`: of the next call of its series.
-std::uint64_t NameNextPart(const ncclComm* parent, const names::Part& part) noexcept;
+// A call that makes a part of a communicator, as it was counted.
+struct CountedPart {
+  CommunicatorId parent;     // zero: nothing was counted
+  std::uint64_t series = 0;  // of calls for parts of it
+  std::uint64_t name = 0;    // that the part has; 0: none
+};
+CountedPart CountNextPart(const ncclComm* parent, const names::Part& part) noexcept;
 // That call does not count, because NCCL has done nothing for it: other ranks wait for another one.
-void RetractPart(const ncclComm* parent, const names::Part& part) noexcept;
+void RetractPart(const CountedPart& part) noexcept;
 // False: unknown, or so already.
 bool SetSuspended(CommunicatorId id, bool suspended) noexcept;
 void SetAside(CommunicatorId id, std::uint64_t pause) noexcept;

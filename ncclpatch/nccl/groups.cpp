@@ -18,8 +18,10 @@ std::array<std::vector<launches::Launched>, redirects::kLibraries>& Collected() 
 void RecordAnswers(const Group& ended, int result) noexcept {
   if (ended.Has(Effect::kEnds) && result == kSuccess) launches::GroupHasEnded();
   if (ended.pending == nullptr) return;
-  for (const Pending& one : *ended.pending)
+  for (const Pending& one : *ended.pending) {
     RecordAnswer(one.id, !Accepted(result) ? nullptr : one.written != nullptr ? one.written : *one.out, result);
+    if (IsOfArguments(result)) registry::RetractPart(one.part);
+  }
 }
 
 // NCCL has all of a group's launches begin after its resumes and end before its suspends, in whichever order they were called.

@@ -47,9 +47,10 @@ int Making(CommunicatorId id, const Call& call) {
 
 // One communicator. In a group NCCL only notes the request, and the result is known at the group's end. If NCCL writes the
 // address at once, the program may move it, so `out` is read at the end only if nothing was written.
-// `counts`: on what the making counts as a launch, because all its ranks take part.
+// `counts`: on what the making counts as a launch, because all its ranks take part. `part`: as which it was counted.
 template <class Call>
-int MakeOne(const Communicator& asked, ncclComm** out, const Call& call, std::span<const launches::Launched> counts = {}) {
+int MakeOne(const Communicator& asked, ncclComm** out, const Call& call, std::span<const launches::Launched> counts = {},
+            const registry::CountedPart& part = {}) {
   if (t_state.is_inside() || out == nullptr) return call();
   const CommunicatorId id = registry::Begin(asked);
   if (const int answer = MakeWay(asked, id)) return registry::End(id, "failed"), answer;
@@ -59,7 +60,7 @@ int MakeOne(const Communicator& asked, ncclComm** out, const Call& call, std::sp
     const int result = Making(id, call);
     if (!Accepted(result)) return RecordAnswer(id, nullptr, result), result;
     for (const launches::Launched& one : counts) Collect(asked.place, one);
-    AddPending(group, {id, out, *out == before ? nullptr : *out});
+    AddPending(group, {id, out, *out == before ? nullptr : *out, part});
     return result;
   }
   return launches::Launch("the making of a communicator", counts, [&]() noexcept {
@@ -69,9 +70,6 @@ int MakeOne(const Communicator& asked, ncclComm** out, const Call& call, std::sp
   });
 }
 
-// What NCCL answers of a call's arguments, before it does anything for the call that other ranks could see.
-bool IsOfArguments(int result) { return result == kInvalidArgument || result == kInvalidUsage; }
-
 // `shape`: as which launch on the parent the call counts.
 template <class Call>
 int MakeFrom(ncclComm* parent, const names::Part& part, launches::Shape shape, Communicator asked, ncclComm** out,
@@ -79,7 +77,8 @@ int MakeFrom(ncclComm* parent, const names::Part& part, launches::Shape shape, C
   if (t_state.is_inside()) return call();
   if (const int answer = RefusalOf(asked.how, parent)) return answer;
   asked.parent = registry::IdOf(parent);
-  asked.name = registry::NameNextPart(parent, part);
+  const registry::CountedPart counted = registry::CountNextPart(parent, part);
+  asked.name = counted.name;
   const launches::Launched one{
       .counted = parent == nullptr ? nullptr : launches::FindCounted(parent), .shape = shape, .on_stream = false};
   bool called = false;
@@ -87,8 +86,8 @@ int MakeFrom(ncclComm* parent, const names::Part& part, launches::Shape shape, C
     called = true;
     return call();
   };
-  const int result = MakeOne(asked, out, make, {&one, one.counted != nullptr ? std::size_t{1} : std::size_t{0}});
-  if (!called || IsOfArguments(result)) registry::RetractPart(parent, part);
+  const int result = MakeOne(asked, out, make, {&one, one.counted != nullptr ? std::size_t{1} : std::size_t{0}}, counted);
+  if (!called || IsOfArguments(result)) registry::RetractPart(counted);
   return result;
 }
 

@@ -212,13 +212,7 @@ TEST_F(Communicators, all_ranks_know_a_part_by_one_name_although_a_call_failed_o
   EXPECT_EQ(Split(first, kBadColor, &unused), 4) << "NCCL refuses the call, and the other rank has made none";
   EXPECT_EQ(Split(first, 1, nullptr), 4);
   EXPECT_EQ(NameOfSplit(first, 1), NameOfSplit(second, 1));
-  Do("ncclGroupStart");
-  ncclComm *grouped = nullptr, *other = nullptr;
-  EXPECT_EQ(Split(first, kBadColor, &unused), 4);
-  EXPECT_EQ(Split(first, 1, &grouped), 0);
-  Do("ncclGroupEnd");
-  EXPECT_EQ(Split(second, 1, &other), 0);
-  EXPECT_EQ(NameOf(grouped), NameOf(other));
+  ncclComm* other = nullptr;
   EXPECT_EQ(Split(first, kFailingColor, &unused), 3) << "the other rank's call succeeds";
   EXPECT_EQ(Split(second, 1, &other), 0);
   const std::uint64_t after = NameOfSplit(first, 1);
@@ -228,6 +222,28 @@ TEST_F(Communicators, all_ranks_know_a_part_by_one_name_although_a_call_failed_o
   NameOfSplit(second, 1);
   EXPECT_EQ(NameOfSplit(first, 1), NameOfSplit(second, 1));
   EXPECT_NE(NameOfSplit(first, 1), NameOfSplit(second, 2)) << "two colors of one call";
+}
+
+TEST_F(Communicators, all_ranks_know_a_part_by_one_name_although_a_group_failed_on_one_of_them) {
+  ncclComm *first = nullptr, *second = nullptr, *unused = nullptr, *shrunk = nullptr, *grouped[2] = {};
+  ASSERT_EQ(InitRank(&first, "grouped", 0, 3), 0);
+  ASSERT_EQ(InitRank(&second, "grouped", 1, 3), 0);
+  Do("ncclGroupStart");
+  for (ncclComm*& one : grouped) EXPECT_EQ(Split(first, 1, &one), 0);
+  EXPECT_EQ(Split(first, kBadColor, &unused), 4);
+  EXPECT_EQ(Shrink(first, {2}, &shrunk), 0);
+  EXPECT_EQ(Do("ncclGroupEnd"), 4) << "NCCL makes none of them, and the other rank waits";
+  EXPECT_EQ(grouped[0], nullptr);
+  EXPECT_EQ(NameOfShrink(first, {2}), NameOfShrink(second, {2}));
+  Do("ncclGroupStart");
+  for (ncclComm*& one : grouped) EXPECT_EQ(Split(first, 1, &one), 0);
+  EXPECT_EQ(Do("ncclGroupEnd"), 0);
+  for (const ncclComm* const one : grouped) EXPECT_EQ(NameOf(one), NameOfSplit(second, 1));
+  Do("ncclGroupStart");
+  EXPECT_EQ(Split(first, kFailingColor, &unused), 0);
+  EXPECT_EQ(Do("ncclGroupEnd"), 3) << "the other rank's call succeeds";
+  NameOfSplit(second, 1);
+  EXPECT_EQ(NameOfSplit(first, 1), NameOfSplit(second, 1));
 }
 
 TEST_F(Communicators, a_rank_that_one_shrink_left_out_knows_the_parts_of_later_ones_by_the_same_names) {

@@ -15,6 +15,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #ifndef CALLS_VERSION
@@ -94,6 +95,13 @@ struct Job {
 thread_local int t_depth = 0;
 thread_local std::vector<Job> t_jobs;
 thread_local std::vector<ncclComm*> t_used;
+thread_local int t_error = 0;  // the first of the open group
+
+// The answer of a call that is wrong. In a group the end has it as well.
+int Refused(int error) {
+  if (t_depth > 0 && t_error == 0) t_error = error;
+  return error;
+}
 
 void* RunProxy(void*) {
   Allocate("proxy");
@@ -131,6 +139,14 @@ int RunJobs() {
   int result = 0;
   std::vector<Job> jobs;
   jobs.swap(t_jobs);
+  if (const int error = std::exchange(t_error, 0)) {
+    for (const Job& job : jobs) {
+      *job.out = nullptr;
+      delete job.comm;
+    }
+    t_used.clear();
+    return error;
+  }
   std::vector<pthread_t> threads;
   for (Job& job : jobs) {
     pthread_t thread{};
@@ -217,7 +233,7 @@ EXPORT int ncclCommInitAll(ncclComm** comms, int count, const int*) {
 EXPORT int ncclCommSplit(ncclComm* parent, int color, int key, ncclComm** comm, void* config) {
   constexpr int kBadColor = 4444, kFailingColor = 3333;
   COUNT();
-  if (color == kBadColor || comm == nullptr) return 4;  // an argument that is wrong on this rank alone
+  if (color == kBadColor || comm == nullptr) return Refused(4);  // an argument that is wrong on this rank alone
   if (color < 0) {
     *comm = nullptr;
     return 0;
@@ -277,7 +293,7 @@ EXPORT int ncclGroupSimulateEnd(void*) {
   if (t_depth == 0) return 5;
   --t_depth;
   t_used.clear();
-  return 0;
+  return std::exchange(t_error, 0);
 }
 EXPORT int ncclAllReduce(const void*, void*, std::size_t, int, int, ncclComm* comm, void*) { return Use(comm, "all-reduce"); }
 EXPORT int ncclCommWindowRegister(ncclComm* comm, void*, std::size_t, void**, int) { return Use(comm, "window"); }

@@ -39,9 +39,13 @@ Status Check(const All& all) {
   return {};
 }
 
-void CheckAndNote(All& all) {
+// Without memory nothing is checked: the gate must open all the same, and the next stop checks again.
+void CheckAndNote(All& all) noexcept {
   if (!all.failed_check.empty()) return;
-  if (const Status status = Check(all); !status.ok()) all.failed_check = status.message();
+  try {
+    if (const Status status = Check(all); !status.ok()) all.failed_check = status.message();
+  } catch (...) {
+  }
 }
 
 // A stream may be gone with its communicator, so that only those of living ones are waited for.
@@ -182,9 +186,9 @@ agreement::LaunchReading Hold(const agreement::LaunchOrder& order) {
 void LetGo() {
   All& all = TheAll();
   const std::lock_guard lock(all.mutex);
-  CheckAndNote(all);
   g_closed.store(false);
   all.changed.notify_all();
+  CheckAndNote(all);
 }
 
 int HeldNow() {

@@ -19,6 +19,7 @@
 #include "ncclpatch/nccl/gate.h"
 #include "ncclpatch/nccl/graphs.h"
 #include "ncclpatch/nccl/places.h"
+#include "tests/ncclpatch/nccl/without_memory.h"
 
 namespace amem::nccl {
 namespace {
@@ -239,6 +240,18 @@ TEST_F(Launches, what_a_count_cannot_see_is_named) {
   Destroy(captured);
   Reduce(Function<ncclComm*()>("stand_in_unseen")());
   EXPECT_NE(launches::Read().why_not.find("made before AMem"), std::string::npos) << launches::Read().why_not;
+}
+
+TEST_F(Launches, go_on_once_they_are_let_go_although_there_is_no_memory) {
+  ncclComm* const comm = Make("let go", 0, 2);
+  EXPECT_EQ(launches::Hold({.version = 1}).version, 1U);
+  {
+    const WithoutMemory none;
+    EXPECT_NO_THROW(launches::LetGo());
+  }
+  EXPECT_EQ(launches::Read().version, 0U) << "the gate is open";
+  Reduce(comm);
+  Destroy(comm);
 }
 
 TEST_F(Launches, a_failed_check_is_why_not_from_then_on) {

@@ -38,6 +38,10 @@ concept Word = std::is_enum_v<T> && !std::is_same_v<T, LocationType>;  // shown 
 template <const auto& kWords>
 struct OneOf {
   std::string_view word;
+
+  OneOf() = default;
+  explicit OneOf(std::string_view of) : word(of) {}
+  explicit OneOf(const std::string&&) = delete;  // which would end before it is shown
 };
 // A number that the form says to be at least so much.
 template <std::int64_t kLeast>

@@ -145,6 +145,8 @@ TEST_F(Frozen, a_resume_of_a_frozen_job_says_that_it_must_be_thawed) {
   EXPECT_NE(refused.err.find("amem thaw brings it back"), std::string::npos) << refused.err;
   EXPECT_TRUE(AllAre(ProcessState::kCheckpointed));
   EXPECT_NE(Tool({"ls", "--live", First()}).out.find("the job was frozen at"), std::string::npos);
+  const std::string live = Tool({"ls", "--live", "--json", First()}).out;
+  EXPECT_NE(live.find("\"freeze\": \"frozen\""), std::string::npos) << live;
   EXPECT_EQ(Fails({"thaw", First()}), "");
   EXPECT_EQ(Tool({"ls", "--live", First()}).out.find("frozen"), std::string::npos);
   EXPECT_EQ(Fails({"resume", First()}), "") << "nothing is paused";

@@ -145,7 +145,9 @@ struct ControlAnswer {
 template <class To>
 void WriteFields(To& to, const ControlAnswer& answer) {
   using Outcome = OneOf<kFreezeWords>;
-  const auto outcome = [](const FreezeStep& freeze) { return Outcome{freeze.outcome.empty() ? "under way" : freeze.outcome}; };
+  const auto outcome = [](const FreezeStep& freeze) {
+    return Outcome{freeze.outcome.empty() ? "under way" : std::string_view(freeze.outcome)};
+  };
   to("command", OneOf<kAskingCommands>{answer.command});
   to("seconds", answer.seconds, "How long the request took; 0 for ls --live");
   to("elsewhere", answer.elsewhere, "Ranks that the launcher counts beside these: those of other hosts are asked there");

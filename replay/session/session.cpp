@@ -57,6 +57,8 @@ Session::~Session() {
   nccl_.reset();
   pools_.reset();
   if (peers_ != nullptr) peers_->Stop();
+  coordinator_.reset();
+  peers_.reset();  // before what they ask: a question may still be under way
 }
 
 Status Session::Close(const std::string& reason, std::int32_t exit_code) {

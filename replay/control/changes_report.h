@@ -1,4 +1,4 @@
-// Says to the person who waits what each rank does, at intervals, and of each only what is new.
+// Tells the waiting user at intervals what each rank does, and repeats nothing that has not changed.
 #pragma once
 
 #include <chrono>

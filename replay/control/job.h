@@ -1,5 +1,5 @@
-// A job as it is asked from outside: its processes on this host, their pause and their resume. JobControl asks the ranks over
-// their sockets; tests of what asks have a job of their own.
+// A job as a tool asks it from outside: its processes on this host, to pause and to resume. JobControl asks the ranks over
+// their sockets; tests of tools implement a job of their own.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,7 @@ namespace amem::control {
 
 std::string_view ToText(Phase phase);
 
-// One process of a job. Two processes are never taken for each other: a number that was used again has another start.
+// One process of a job. Two processes are never confused: if a pid was reused, the start time differs.
 struct RankProcess {
   SessionId session;
   pid_t pid = 0;

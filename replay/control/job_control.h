@@ -1,7 +1,7 @@
 // The tool's side of requests from outside: the processes of one job on this host, asked to pause and to resume.
 //
-// Each rank is asked over its session's socket. A JobControl is the only one whose orders the ranks take, for as long as it
-// lives; when the tool dies its connections end, and a request that nobody has begun to carry out is void. Of one thread.
+// Each rank is asked over its session's socket. While a JobControl lives, the ranks take only its orders; when the tool dies
+// its connections end, and a request that no rank has been ordered to complete is void. For one thread.
 #pragma once
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace amem::control {
 class JobControl final : public AskedJob {
  public:
   // kRefused: another request is under way (the message names its pid), or a process cannot be asked. Sessions whose process
-  // has ended are left out; kNotFound: none is left. Waits until what a tool that died has left has come to its end.
+  // has ended are left out; kNotFound: none is left. Waits until a request that a dead tool left under way has ended.
   static Result<JobControl> Open(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory);
 
   [[nodiscard]] std::vector<RankView> Ranks() override;

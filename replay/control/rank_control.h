@@ -1,8 +1,8 @@
 // The rank's side of requests from outside: comes to the step that was agreed on, waits there, and does what is asked.
 //
-// What a rank does for a request is done by the thread that came to the safe point (or to the program's own resume), and by no
-// other. The state is the object's and not that thread's, so that a wait that was left for a signal handler is gone on with.
-// The session's service thread hands over what is asked, and sends the rank's status to the tool.
+// Only the thread that came to the safe point, or to the program's own resume (between launches: a thread of AMem's), carries
+// out a request. The state is in the object, not on that thread's stack, so that a wait that was left for a signal handler can
+// be continued. The session's service thread hands over what is asked, and sends the rank's status to the tool.
 #pragma once
 
 #include <atomic>

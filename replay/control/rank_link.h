@@ -1,4 +1,4 @@
-// The tool's end of a connection to one rank. Nothing here waits for the rank; who waits does so for several at once (Await).
+// The tool's end of a connection to one rank. Nothing here waits for the rank; callers wait for several ranks at once (Await).
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,5 @@
-// What the session's service thread and the threads of a rank know of each other, under one lock: the order that is in force,
-// how far it has been carried out, and the status that is sent to the tool. Under the lock nobody is called but the listener to
-// changes.
+// What the session's service thread and the rank's other threads share, under one lock: the order in force, how far it has been
+// carried out, and the status for the tool. With the lock held only the listener for changes is called.
 #pragma once
 
 #include <atomic>
@@ -16,12 +15,12 @@
 
 namespace amem::control {
 
-// The safe points of a program, and whether it is asked for anything at them: two atomic operations where it is not. Both ends
-// are sequentially consistent (requests.h).
+// A program's safe points, and whether anything is asked of it there; a safe point without a request costs two atomic
+// operations. Both sides use sequentially consistent operations (requests.h).
 class SafepointCounter {
  public:
   void Begin(std::uint64_t steps) { steps_.store(steps, std::memory_order_seq_cst); }
-  // True: something is asked. Of several threads the one that is ahead has counted.
+  // True: something is asked. If several threads call it, the highest count wins.
   bool Came(std::uint64_t step) {
     std::uint64_t last = steps_.load(std::memory_order_relaxed);
     while (last < step && !steps_.compare_exchange_weak(last, step, std::memory_order_seq_cst)) {

@@ -1,8 +1,9 @@
 // The request that a rank carries out: from the safe point, the resume or the launch at which the rank came, over the stages of
 // its pause, to the end of its resume. It is the only one that touches the rank's memory for a request.
 //
-// Advance does what the order asks for now, and says whether the thread goes on, comes again or waits. What it has to remember
-// between two calls is here, and not the thread's, so that a wait that was left for a signal handler is gone on with.
+// Advance does what the order asks for now, and says whether the thread goes on, calls it again or waits. What must be
+// remembered between two calls is in this object, not on the thread's stack, so that a wait that was left for a signal handler
+// can be continued.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +25,17 @@ class Actions {
   virtual Status ResumeTags() = 0;  // those that PauseTags has paused; none: ok
   // Together with all ranks that share memory; on failure nothing has changed, unless NcclIsAway.
   virtual Status PauseNccl() = 0;
-  // All of its memory or some, and no other thread is about to change that; after a pause that failed: it could not be undone.
+  // Some or all of NCCL's memory is paused, and no other thread is about to change that; true after a failed pause: it could
+  // not be undone.
   virtual bool NcclIsAway() = 0;
   virtual Status ResumeNccl() = 0;
   virtual Bytes Held() = 0;  // GPU memory that is resident now
   virtual void Note(EventBody event) = 0;
-  // From now on, until LetLaunchesGo, NCCL's launches are held as the order says. What was launched.
+  // Holds NCCL's launches as the order says, until LetLaunchesGo. Returns what was launched.
   virtual agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) = 0;
   virtual void LetLaunchesGo() = 0;
-  // Until what was launched is done on the devices. From then on PauseNccl waits for no device, because the program runs on.
+  // Waits until what was launched is done on the devices. After that PauseNccl waits for no device, because the program runs
+  // on.
   virtual Status AwaitLaunches() = 0;
   virtual std::string WhyLaunchesCannotBeHeld() = 0;  // empty: they can; waits for nobody
   // The status of another rank; waits for a moment at most. kPeerLost: it has ended.

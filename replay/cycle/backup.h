@@ -1,12 +1,12 @@
-// Contents of allocations while their memory is given back: only what is not zero, in pinned host memory of the session's
+// Contents of allocations while their memory is released: only what is not zero, in pinned host memory from the session's
 // supply.
 //
 // What comes back is equal to the last bit: blocks that were not zero are copied, all others are cleared.
 //
 // After a resume what was saved may stay (RetainCopy). The next Save hashes all contents, unit by unit (content_hash.h), and
-// copies only the units whose hash is another one than that of the kept copy: nothing else says that contents are unchanged,
-// nor does anybody have to know who wrote. A unit of 128 KiB is what one warp looks at anyway; smaller ones would cost more
-// host memory and time for what is known of them, larger ones would copy more for a byte that changed.
+// copies only the units whose hash differs from the retained copy's: only the hash says that contents are unchanged, so writes
+// need not be tracked. A unit of 128 KiB is what one warp scans anyway; smaller units would cost more host memory and time for
+// their hashes, larger ones would copy more for one changed byte.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ struct BackupOptions {
   // back. Never, if it is above 1.
   double dense = 2;
   bool compare = false;  // also what the hash says is unchanged, byte by byte with the kept copy
-  // A copy that is of little use is not kept: pages that go to their places in it one by one travel more slowly than packed
+  // A copy that is of little use is not retained: pages that are copied to their places in it one by one are slower than packed
   // ones, and hashing what is mostly zero takes longer than copying the rest. After so many pauses it is tried again. 0: copies
   // are kept always.
   unsigned without_copy = 0;

@@ -10,7 +10,7 @@
 
 namespace amem {
 
-// `why`: of a failure, as all members read it. Costs no call of the system but for members that have ended.
+// `why`: the reason of a failure, as all members read it. Makes system calls only for members that have ended.
 inline BallotShown ShownOf(CycleKind kind, std::uint64_t cycle, PoolId pool, Assembly& assembly, agreement::Ballot ballot,
                            const board::BoardReading& reading, const Status& why) {
   using agreement::Cause;

@@ -1,5 +1,5 @@
-// What a scope has between its pauses and resumes: host memory for the next pause, and copies that a failed call left under
-// way.
+// What a scope holds between its pauses and resumes: host memory for the next pause, and copies that a failed call left
+// running.
 #pragma once
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 // of NCCL passes, and each tag has one for the calls that touch its memory.
 //
 // A call that finds the gate closed waits until the pause or resume has ended, so a pause that fails makes no call fail.
-// Closing waits for the calls that are inside, but not for ever: a launch does not return while its stream is full of work that
-// does not end. The message names these calls.
+// Closing waits for the calls that are inside, but not for ever: a launch does not return while its stream's queue is full of
+// work that does not end. The message names these calls.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ namespace amem {
 // Thread-safe. A shared lockable: std::shared_lock holds a call inside.
 class CallGate {
  public:
-  // Names the thread's next call, and the stream that it submits to, for messages. Without this it is "a memory call".
+  // Names this thread's next call, and the stream that it submits to, for messages. Unnamed calls are called "a memory call".
   static void Announce(const char* call, const void* stream);
   void lock_shared();
   void unlock_shared();

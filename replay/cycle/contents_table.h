@@ -1,5 +1,5 @@
-// The table of saved contents: of each item which pages of its units are stored, where in pinned host memory, and what is
-// retained of the contents before, for the next save. Backup makes the copies.
+// The table of saved contents: for each item, which pages of its units are stored, where in pinned host memory they are, and
+// what is retained of the previous contents for the next save. Backup makes the copies.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ struct ContentItem {
   Bytes offset = 0;  // in the allocation; with it, the name of what is saved
 };
 
-// For one thread at a time. What is stored of a unit has a room in `memory`, and no two have the same.
+// For one thread at a time. What is stored of a unit has a place in `memory`; no two units share one.
 class ContentsTable : NoCopies {
   template <class Iterator>
   struct Rows {  // Debian 12's Clang does not take std::ranges::subrange

@@ -26,22 +26,22 @@ struct CycleOptions {
   // hashes and copies contents beside what the program runs (ScanMode::kBeside).
   const StreamMoment* after = nullptr;
   bool keeps = false;  // the pause saves contents, whatever the pool's policy
-  // The pause was called when the GPUs of all hosts of the job were idle, so that no kernel anywhere waits for what a network
-  // card here would send. Else what cards hold stays.
+  // The caller asserts that the GPUs of all hosts of the job are idle, so that no kernel anywhere waits for what a network card
+  // here would send. Otherwise what cards hold stays.
   bool hosts_idle = false;
   bool patient = false;  // the resume waits as long as the other members live and stay paused
 };
 
 // What the caller of a pause or resume does in the midst of it. The calling thread calls each, without the ledger and with the
-// scope's gate closed. Each may take the ledger, or a lock that ranks before it and that the caller of Cycle does not hold;
-// none calls the coordinator.
+// scope's gate closed. Each may take the ledger's lock, or one that comes before it in the lock order and that the caller of
+// Cycle does not hold; none may call the coordinator.
 struct CycleHooks {
   std::function<void()> gate_closed{};  // the scope's calls are kept out from now on
   // All memory is back and all copies to it are queued (MakeStreamWaitForCopies); only in a resume of memory that nobody
   // shares.
   std::function<void()> copies_queued{};
-  // After `copies_queued`, when such a resume fails: whether a stream already goes on behind its copies. If not, none may from
-  // now on, and the resume is undone.
+  // After `copies_queued`, when such a resume fails: whether a stream already waits for its copies. If not, none may from now
+  // on, and the resume is undone.
   std::function<bool()> is_followed{};
   std::function<void()> gate_opens{};  // directly before the scope's calls are let in again
 };

@@ -1,5 +1,5 @@
-// What this session's journal has of one pause or resume. A driver call of another thread may hold the ledger and hang, so each
-// wait for it has an end: of what the call goes on without, only a moment.
+// Journals one pause or resume of this session. A driver call of another thread may hold the ledger and hang, so each wait for
+// the ledger is bounded; for records that the call can do without, to a moment.
 #pragma once
 
 #include <chrono>

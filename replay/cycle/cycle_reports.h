@@ -17,8 +17,8 @@ struct PhaseTime {
   PhaseKind phase{};
   std::uint64_t work_ns = 0;
   std::uint64_t wait_ns = 0;
-  // CLOCK_MONOTONIC, which all processes of a host share. Beside waiting for the slowest member, a vote costs the latest
-  // decided_at of all sessions less the latest voted_at.
+  // CLOCK_MONOTONIC, which all processes of a host share. What a vote costs, apart from waiting for the slowest member: the
+  // latest decided_at of all sessions minus the latest voted_at.
   std::uint64_t voted_at_ns = 0, decided_at_ns = 0;
 };
 struct CycleReport {  // of the last pause or resume

@@ -1,4 +1,4 @@
-// The executor runs a plan's steps on the driver, each between a begun and a done in the journal.
+// The executor runs a plan's steps on the driver, and journals the begin and the end of each.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,5 @@
-// The network cards that hold NCCL's memory, as a pause and a resume need them. Who implements it has done the registrations
-// that Registered::region names.
+// What a pause and a resume need of the network cards that hold NCCL's memory. The implementer made the registrations that
+// Registered::region names.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ class Network {
   };
   virtual ~Network() = default;
 
-  // One thread at a time calls these. Of registrations that NCCL has given up, they do nothing and succeed.
+  // One thread at a time calls these. For registrations that NCCL has ended meanwhile they do nothing and succeed.
   //
   // Waits until the cards of these registrations have nothing under way; from then on NCCL's sends and receives wait, until
   // Open. Returns those that must stay, because their card was not quiet by then; its traffic goes on.

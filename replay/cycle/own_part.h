@@ -10,7 +10,7 @@
 
 namespace amem {
 
-// ---- reasons to refuse a pause that only this session can see, once all members have come (can_begin.cpp)
+// ---- reasons, which only this session can see, to refuse a pause once all members have come (can_begin.cpp)
 
 // A peer may have imported memory after the members were found and before this session's part of the round began. `outsider`:
 // the session that shares memory and is no member. `again`: what to call.
@@ -36,9 +36,9 @@ class Coordinator::OwnPart {
   Status ReleaseAgain();
   // Several ranks may lack device memory, and each says so in its own journal.
   void CheckMemoryToo();
-  // All have done all: records that, and readies the scope for its next call. `began_ns`: when all had come.
+  // All members have succeeded: records that, and prepares the scope for its next call. `began_ns`: when all had come.
   void Conclude(CycleReport report, std::uint64_t began_ns);
-  // Of a pause that failed: what cannot be ended now is for the next call.
+  // Tidies up after a failed pause: what cannot be finished now is left to the next call.
   void EndCopies();
   // `undisturbed`: nobody can have written to the memory since its contents were hashed.
   void ForgetSave(bool undisturbed) { scope_.backup_.Abandon(undisturbed); }

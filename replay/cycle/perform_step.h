@@ -36,7 +36,7 @@ class StepSide {
   virtual Status OnNetwork(const Step& step) { return static_cast<void>(step), Status{}; }
   // The deadline for waits.
   [[nodiscard]] virtual Deadline until() const = 0;
-  // The others go on without this step, so a wait may be broken off.
+  // Whether the other members go on without this step, so that its wait may be broken off.
   [[nodiscard]] virtual bool IsOvertaken() const { return false; }
 };
 

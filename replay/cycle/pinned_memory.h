@@ -1,4 +1,4 @@
-// Pinned host memory for contents: a session's one supply, and what a backup has taken or keeps of it.
+// Pinned host memory for contents: a session's one supply, and what a backup has taken from it or retains.
 #pragma once
 
 #include <algorithm>

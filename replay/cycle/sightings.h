@@ -21,8 +21,8 @@ class Sightings {
   Sightings(Ledger& ledger, Assembly& assembly, CallOfSet call)
       : ledger_(ledger), assembly_(assembly), call_(std::move(call)) {}
 
-  // What the board shows of a ballot: once it is decided, and while it is not, ever more rarely. Without memory for it nothing
-  // is recorded.
+  // What the board shows of a ballot: once it is decided, and while it is not, ever more rarely. If there is no memory for the
+  // record, nothing is recorded.
   void BallotOf(std::uint64_t cycle, PoolId pool, agreement::Ballot ballot, const board::BoardReading& reading,
                 const Status& why = {}) {
     const bool decided = reading.decisions[static_cast<std::size_t>(ballot)].cause != agreement::Cause::kUndecided;

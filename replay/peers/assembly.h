@@ -1,7 +1,7 @@
 // The members of one call, as their pages show them, and the board on which they vote. One thread at a time.
 //
-//   Find publishes what this session is about to do, finds the set, and has the set's board. Nobody waits for another session's
-//   service thread but at the first contact with it, and for a board's first descriptor.
+//   Find publishes what this session is about to do, finds the set, and gets the set's board. It waits for another session's
+//   service thread only at the first contact with it, and for a board's first descriptor.
 #pragma once
 
 #include <chrono>
@@ -20,24 +20,25 @@ namespace amem {
 
 class Assembly {
  public:
-  // From now on this session's page says that it is in no call; it is the last thing that a call does.
+  // Destroy it as the last thing that a call does: from then on this session's page says that it is in no call.
   virtual ~Assembly() = default;
 
   // The set as it is now, and its board. A session that has ended before this call saw it alive is no member. kRefused: a
-  // member has another group. kInvalid: one waits in a call of the other kind. kPeerLost: a member's call failed by the end of
-  // a session that is none any more, so it will not come unless it calls again. kTimeout: a member was to be asked for its
-  // page, or for the board, and did not answer. Others: that session has no page, or it cannot be read. The message names it,
-  // and so does Status::reported_by.
+  // member has another group. kInvalid: one waits in a call of the other kind. kPeerLost: a member's call failed because a
+  // session ended that is no longer a member, so it will not come unless it calls again. kTimeout: a member did not answer when
+  // asked for its page or for the board. Other codes: that session has no page, or the page cannot be read. The message names
+  // it, and so does Status::reported_by.
   virtual Status Find(Deadline until) = 0;
 
   // ---- after Find has succeeded
   [[nodiscard]] virtual board::Board& board() = 0;
   [[nodiscard]] virtual std::size_t seat() const = 0;
   [[nodiscard]] virtual std::vector<PeerIdentity> Members() const = 0;  // sorted by session; with this one
-  // All have come. From now on this session's page says that it waits for nobody, so that its call is not taken for a mixture
-  // with the next one of a member that is faster.
+  // All have come. From now on this session's page says that it waits for nobody, so that a faster member's next call of the
+  // other kind does not clash with this one.
   virtual void Begun() = 0;
-  // What RoundHooks asks. The set has not changed because a member ended: a call fails by that, and its caller is to know.
+  // What RoundHooks asks. False if the set differs because a member ended: that makes the call fail, so that its caller learns
+  // of it.
   [[nodiscard]] virtual bool SetHasChanged() = 0;
   [[nodiscard]] virtual bool HasEnded(SessionId session) = 0;
   [[nodiscard]] virtual std::string HowItEnded(SessionId session) = 0;  // "died", "has closed"

@@ -1,8 +1,8 @@
 // Messages between AMem processes, as plain values. Their form on the wire follows from the structs as they are declared
 // (journal/struct_codec.h): one message a packet, of SOCK_SEQPACKET sockets. A connection begins with a hello and a welcome.
-// Kinds go to the end of MessageBody, members to the end of their struct, with a default that means the old behaviour, and
-// raise the protocol's version. Hello, welcome and failure stay as they are: builds of different versions refuse each other by
-// them.
+// New kinds go to the end of MessageBody, new members to the end of their struct, with a default that means the old behaviour;
+// both raise the protocol's version. Hello, welcome and failure never change: builds of different versions use them to refuse
+// each other.
 #pragma once
 
 #include <cstddef>

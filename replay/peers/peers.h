@@ -1,7 +1,7 @@
 // Peers: how sessions of one job find each other, share memory and agree.
 //
-// The coordinator and the session use the interface Peers; unix/unix_peers.h implements it with Unix sockets, and tests have
-// one in memory. Any thread may call any method. Methods that wait say so and have a deadline.
+// The coordinator and the session use the interface Peers; unix/unix_peers.h implements it with Unix sockets, and tests
+// implement it in memory. Any thread may call any method. Methods that wait say so and have a deadline.
 #pragma once
 
 #include <array>

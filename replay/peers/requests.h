@@ -1,5 +1,5 @@
-// What a tool asks of a rank from outside, and what the rank says of itself: plain values, and how a service hands them to the
-// rank. replay/control has both sides.
+// What a tool asks of a rank from outside, and what the rank says of itself: plain values, and the interface by which a service
+// thread hands them to the rank. replay/control implements both sides.
 //
 //   The step that all agree on. A rank stores the number of its safe point and then reads whether it is asked; its service
 //   stores what is asked and then reads that number, which is in its answer to the tool. Everything is sequentially
@@ -30,7 +30,7 @@ constexpr Enumerators<Phase> EnumeratorsOf(Phase) { return {Phase::kFailed, "pha
 enum class Ask : std::uint8_t { kNothing, kPause, kResume };
 constexpr Enumerators<Ask> EnumeratorsOf(Ask) { return {Ask::kResume, "request"}; }
 
-// How far a request may be carried out. A rank waits at each, until all have got there.
+// The stages of a request, up to which it may be carried out. A rank waits at each stage until all ranks have reached it.
 enum class Stage : std::uint8_t {
   kCome,  // no more than coming: the request can be withdrawn, and is void when the tool dies
   kTags,  // the program's tags

@@ -6,7 +6,7 @@
 //          24  secret, 16 bytes
 //          40  offset of the exported address in its allocation
 //          48  process that made it, 4 bytes
-//          52  bytes at the end of the allocation that nobody asked for, 4 bytes
+//          52  unused bytes at the end of the allocation, from rounding up, 4 bytes
 //          56  checksum of the 56 bytes before it
 //
 // Numbers are little-endian. The checksum finds accidents; what finds forgeries is the secret, which the owner checks.

@@ -1,10 +1,10 @@
-// What holds allocations, and how the last holder gives one up: its driver handle goes back to the driver, an import to its
-// owner, and a slab that is empty then with it.
+// What holds allocations, and what happens when the last holder gives one up: its driver handle is released, for an import the
+// owner is told, and a slab that is then empty is released too.
 //
-// The ledger's lock is held over each method, over the driver's calls that give back and their events, so that the next owner
-// of an address records later: each takes the ledger, which its caller has locked. A caller that may give up an import holds a
-// NotifyingLock. No method waits for a peer or for copies: who frees memory has waited for them before
-// (Coordinator::AwaitCopies).
+// The caller holds the ledger's lock during each method, and so over the releasing driver calls and their events, so that the
+// next owner of an address records later; each method takes the locked ledger as an argument. A caller that may give up an
+// import holds a NotifyingLock. No method waits for a peer or for copies: a caller that frees memory has waited for copies
+// before (Coordinator::AwaitCopies).
 #pragma once
 
 #include <set>

@@ -21,8 +21,8 @@
 
 namespace amem {
 
-// Held over a call that touches memory of tags, so that no cycle of theirs begins meanwhile. `paused`: one of the tags is
-// paused; `away`: some of that memory is not on the device.
+// Hold it over a call that touches memory of tags, so that no cycle of theirs begins meanwhile. `paused`: one of the tags is
+// paused; `away`: some of that memory is released.
 struct InTags {
   std::vector<std::shared_lock<CallGate>> gates;
   bool paused = false, away = false;
@@ -36,8 +36,8 @@ class CallAdmission : NoCopies {
   // Held over a call of NCCL that AMem carries out or records. Waits for a pause or resume that is under way.
   [[nodiscard]] std::shared_lock<CallGate> EnterCall() { return std::shared_lock(gates_.Of({})); }
   // Held over a launch, copy or fill by NCCL, so that no pause begins meanwhile. Waits for a pause or resume that is under way.
-  // Not owned: memory is paused, so refuse the call. `call` and `stream` are for messages of a pause that waits for the call in
-  // vain.
+  // If the returned lock owns nothing, memory is paused: refuse the call. `call` and `stream` are for the message of a pause
+  // that waits for this call in vain.
   [[nodiscard]] std::shared_lock<CallGate> EnterLaunch(const char* call = "a launch", void* stream = nullptr);
   // While NCCL's memory is paused, from when its calls are kept out until they are let in again.
   [[nodiscard]] bool paused() const { return paused_.load(std::memory_order_acquire); }

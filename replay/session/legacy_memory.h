@@ -1,5 +1,5 @@
-// cuMemAlloc and its IPC handles (64 bytes, which carry a token), of NCCL and of tags. AMem makes this memory from allocations
-// of its own, in slabs like NCCL's, so that a pause can take it as fast.
+// cuMemAlloc memory and its IPC handles (64 bytes, which carry a token), of NCCL and of tags. AMem cuts this memory from
+// allocations of its own, in slabs like NCCL's, so that a pause releases it as fast.
 //
 // Each method passes the gates and takes the ledger's lock itself; none is called with either. Imports go through Sharing.
 #pragma once
@@ -27,7 +27,7 @@ class LegacyMemory : NoCopies {
   // `cycles`: of NCCL's memory. All of them must outlive it.
   LegacyMemory(const LowerParts& parts, Coordinator& cycles, PinnedSupply& pinned, Sharing& sharing);
 
-  // kUnsupported: the driver should serve it, because it is the program's and is kept.
+  // kUnsupported: pass the call on to the driver, because the memory is the program's and is kept.
   Result<Address> Allocate(Bytes bytes, DeviceOrdinal device, const Origin& origin, bool for_application = false);
   Status Free(Address address);  // kNotFound: not ours
   Result<std::array<std::byte, 64>> Export(Address address);

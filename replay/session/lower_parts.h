@@ -1,5 +1,5 @@
-// The lower parts of a session, as the upper ones get them: NcclMemory, LegacyMemory, Sharing, Pools. A part calls only what is
-// below it, so that no call comes back into a part that holds a lock; session.h has the order.
+// The lower parts of a session, as the upper ones (NcclMemory, LegacyMemory, Sharing, Pools) get them. A part calls only parts
+// below it, so that no call re-enters a part that holds a lock; session.h has the order.
 #pragma once
 
 #include "replay/driver/driver.h"

@@ -19,7 +19,7 @@ namespace amem {
 
 class PeerAnswers final : public PeerDelegate, NoCopies {
  public:
-  // Questions may come at once, before Peers::Start has returned. All of them must outlive it.
+  // Questions may come from construction on, even before Peers::Start has returned. All of them must outlive it.
   PeerAnswers(const LowerParts& parts, Records& records, const PeerIdentity& self);
 
   Result<SharedAllocation> OnImport(const PeerIdentity& by, AllocationId as, const Token& token) override;

@@ -35,7 +35,7 @@ class Records : NoCopies {
   // Records a call that the driver has answered (host memory, driver pools, multicast, passed through). New memory at a known
   // address means that the old memory was freed unseen.
   void Note(EventBody event);
-  // Facts for the journal alone. False: the ledger was in use for that long, and nothing was recorded.
+  // Records facts for the journal only. False: the ledger stayed locked for that long, and nothing was recorded.
   bool TryNote(std::span<const EventBody> facts, std::chrono::milliseconds patience);
   // Records that memory will be freed, before the driver frees it, because another thread may get the same address right after.
   // Returns the event that takes this back if the driver refuses; nullopt: the memory is not known, and nothing was recorded.

@@ -4,8 +4,8 @@
 // (state, then journal), and answered. Pause and resume work on the same ledger. ncclpatch/intercept/ translates the driver's C
 // types; tests and the demo call this class directly.
 //
-// The session is a façade: a part has what belongs together, says in its header what it owns and which lock a method needs, and
-// calls only parts below it.
+// The session is a façade over parts. Each part says in its header what it owns and which lock a method needs, and calls only
+// parts below it.
 //
 //   devices                                                              idleness, room, contexts
 //   legacy           peer_answers     statistics                         cuMemAlloc; what peers ask; figures

@@ -24,8 +24,8 @@ struct SessionOptions {
   Layout layout = Layout::kSlab;               // AMEM_LAYOUT
   Bytes slab_bytes = Bytes{256} << 20;         // the largest slab, of AMEM_LAYOUT too; a power of two, at least 2 MiB
   UserMemory user_memory = UserMemory::kKeep;  // AMEM_USER_MEMORY: what a pause does with ncclMemAlloc memory
-  // AMEM_NVLS: what a pause does with multicast objects that this session makes, and with what is bound to them. Importers
-  // follow the owner. kRelease has never run on hardware.
+  // AMEM_NVLS: what a pause does with multicast objects that this session makes, and with memory bound to them. Importers do
+  // what the owner's setting says. kRelease has never run on hardware.
   Nvls nvls = Nvls::kKeep;
   Network* network = nullptr;                // AMEM_NETWORK=renew; null: what network cards hold stays. Outlives the session
   Deadlines deadlines;                       // AMEM_TIMEOUT_MS

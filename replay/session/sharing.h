@@ -1,8 +1,8 @@
 // What NCCL and other libraries share with other processes: exports as descriptors of tokens, and imports. What peers ask of
 // this session is PeerAnswers'.
 //
-// No method is called with a lock. An import waits for its owner without one, and leaves NCCL's gate while the owner is in
-// the middle of a pause or resume, which may wait for a pause of this session.
+// No method is called with a lock held. An import waits for its owner without a lock, and leaves NCCL's gate while the owner is
+// in the middle of a pause or resume, because that may wait for a pause of this session.
 #pragma once
 
 #include <mutex>

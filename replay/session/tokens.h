@@ -1,11 +1,11 @@
 // The tokens of a session: secrets of the allocations that it exported or imported, and the descriptors of tokens that hold
 // memory of a tag.
 //
-// Such a descriptor is an opening of the token's memfd with a lock that goes with its last copy, in whatever process. All
-// descriptors of an allocation count as one reference to it. That the last one was closed is noticed when something else of the
-// tags' memory is given up (Allocations::DropClosed).
+// Such a descriptor is a separate open of the token's memfd with a lock, which ends when its last copy in any process is
+// closed. All descriptors of an allocation count as one reference to it. AMem notices that the last one was closed when other
+// memory of tags is given up (Allocations::DropClosed).
 //
-// The ledger's lock guards it: each method takes the ledger, which its caller has locked.
+// The ledger's lock guards it: each method gets the ledger, locked by its caller, as an argument.
 #pragma once
 
 #include <map>

@@ -5,11 +5,11 @@
 //
 //   come   all members are in the same call; nobody has done anything yet
 //   idle   all devices are idle and no library call is under way, so nobody imports, launches or sends anything more
-//   saved  all contents are in host memory; nobody has released anything yet
+//   saved host memory for all contents is secured, and the copies are queued; nobody has released anything yet
 //   gone   all own memory is released                                                               a pause ends here
 //   made   all own memory exists again, so it can be imported
-//   joined all imports are made again, and all devices belong to the multicast objects, so memory can be bound to these
-//   open   all contents are back                                                                    a resume ends here
+//   joined all imports are made again, contents are back, and multicast objects have all their devices
+//   open   all memory is bound and verified                                                         a resume ends here
 //
 // A round of a pause goes through come, idle, saved, gone. If come, idle or saved fails, all run on at once. If gone fails, the
 // same members go through made, joined and open on the same board; if that fails as well, all end paused, with their contents
@@ -17,8 +17,8 @@
 // There is no other end.
 //
 // Two kinds of work have no ballot behind them: what a member gives up when a ballot before the release failed, and its last
-// release. Whether they succeed changes the end of nobody: a member that could not release all ends paused too, with that
-// memory in place and its contents saved, and its next resume makes only what is not there.
+// release. Whether they succeed changes nobody's outcome: a member that could not release everything ends paused too, with that
+// memory in place and its contents saved, and its next resume makes only what is missing.
 //
 // Who writes what, in which order:
 //   * A ballot has one vote of each member, written by that member only, once a round, when its work before the ballot is done
@@ -58,11 +58,11 @@ namespace amem::agreement {
 // What a member does with the driver between two ballots. Each can be repeated, and does only what is not done yet.
 enum class Work : std::uint8_t {
   kQuiesce = 0,  // close the gate, wait until the devices are idle
-  kSave,         // bring contents to host memory
+  kSave,         // secure host memory and queue the copies of contents to it
   kRelease,      // drop imports, then release own memory
   kMake,         // make own memory at its addresses, begin to copy contents back
   kImport,       // import from the other members; in an undo, drop each import first, because its owner may have made it anew
-  kRestore,      // bind to multicast objects, wait until contents are back, verify
+  kRestore,      // bind to multicast objects, verify (contents are awaited in kImport)
 };
 AMEM_NAMES(Work, kRestore, "work", "quiesce", "save", "release", "make", "import", "restore");
 

@@ -1,20 +1,20 @@
-// A board: the ballots of one set of sessions and one scope, in memory that all of them map. statemachine/agreement says what a
-// member does with it; this is where that is written and read.
+// A board: the ballots of one set of sessions, for one kind of call and one scope, in memory that all of them map.
+// statemachine/agreement says what a member does; this class reads and writes the board.
 //
 //   * Header: magic, version, number of members, random id, scope and sessions. By its maker, before it is handed out.
 //   * Cells, one a ballot: the decision, with its round, its cause, who decided and the culprit. By any member, by
 //     compare-and-swap.
-//   * Changes, a number that goes up with each decision, which is what is waited on. By any member.
-//   * Seats, one a member. Of each ballot: the vote with its round and time, and a statement, which says why it is a no, or
-//     what the member saw when it decided that the ballot failed. And when the member's own time ends. By that member only.
+//   * Changes, a counter that rises with each decision, and on which members wait. Written by any member.
+//   * Seats, one a member. For each ballot: the vote with its round and time, and a statement: why it is a no, or what the
+//   member saw when it decided that the ballot failed. And when the member's own time ends. Written by that member only.
 //
 // A board belongs to its set, not to a process: when its maker ends, the others still map it. It is made once for a set, used
-// for round after round, and no word of it is ever set back. Each word carries a round and a check sum that depends on the
-// board and on the place, so a word that was written over is distinguished from one that says nothing.
+// for one round after another, and no word of it is ever reset. Each word carries a round and a checksum that depends on the
+// board and on the word's place, so a word that was overwritten is told from one not yet written.
 //
-// Order. A vote is stored before its writer reads the others, and all of that is sequentially consistent: of the members
-// that vote last one at least sees that all have voted. It decides, and wakes the others. A statement is whole before the vote
-// or the decision that it is about.
+// Order. A member stores its vote before it reads the others', sequentially consistently: so at least one of the last voters
+// sees that all have voted. It decides, and wakes the others. A statement is complete before the vote or decision that it is
+// about.
 //
 // Any thread may read and wait; one thread at a time acts for a seat. Nothing here waits but AwaitChange.
 #pragma once

@@ -1,10 +1,10 @@
 // Whether a session lives: a robust lock in its page, which one of its threads holds for as long as the session lives. The
 // kernel marks the lock when that thread ends: by SIGKILL, exit or exec of its process, also while a forked child lives on, and
 // not while the process is stopped. So whoever maps the page sees it by one load, without a descriptor, a pid or /proc, in any
-// namespace. Only of a process that is killed for want of memory, and whose memory is taken first, the kernel may mark nothing.
+// namespace. Only if the OOM killer reclaims a process's memory before its thread ends may the kernel mark nothing.
 //
-// The holder writes; all others only load. What is found there and can be neither a holder nor an end is damage, and says
-// nothing.
+// The holder writes; all others only load. A value that can be neither a holder's nor an end's is damage, and says nothing
+// about the session.
 #pragma once
 
 #include <pthread.h>
@@ -25,7 +25,7 @@ struct LifeWords {  // in a shared page, zero at first
   static constexpr std::uint32_t kClosed = 0xc105ed;
 };
 
-// Takes the lock for the calling thread, which must also end it. A session holds it in its service thread.
+// Takes the lock for the calling thread, which must also release it. A session's service thread holds it.
 class LifeHolder : NoCopies {
  public:
   static Result<LifeHolder> Hold(LifeWords& words);

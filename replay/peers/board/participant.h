@@ -1,5 +1,5 @@
 // A member's part in one round: asks the agreement's Step what to do, does it on the board, has the work done by the engine,
-// and waits. A round is begun by coming to a board, and needs nobody's service thread.
+// and waits. A member begins a round by coming to a board; that needs no service thread.
 #pragma once
 
 #include <chrono>
@@ -46,7 +46,7 @@ class RoundHooks {
   [[nodiscard]] virtual std::string PlaceOf(CycleKind kind, agreement::Ballot ballot);
 };
 
-// A pause or resume of this session, over all the rounds that it comes to: the caller hands the same one to each.
+// A pause or resume of this session, over all its rounds: the caller passes the same object to each TakePart.
 struct CallOnBoard {
   CycleKind kind{};
   Deadline until{};                  // of the call

@@ -6,7 +6,7 @@
 //   facts    two copies, of which one is in force; the other one is written, and then put in force. So facts can be read at any
 //            moment, also while their owner is stopped in the middle of writing some
 //
-// The set of a call is read from these pages: nobody asks.
+// A call's set is computed from these pages: no session has to be asked.
 #pragma once
 
 #include <cstdint>

@@ -14,10 +14,9 @@ class SharedPages : NoCopies {
  public:
   enum class Writers : bool { kMakerOnly, kAll };
 
-  // `name` is what one sees in /proc/PID/maps. With kMakerOnly only this mapping can ever write (F_SEAL_FUTURE_WRITE; a kernel
-  // before 5.1 does not know it, and then the others merely do not). The pages are zero. Of `reserved` bytes at their begin
-  // there is memory; the others take it when they are touched, which ends the process (SIGBUS) if there is none: Reserve comes
-  // first.
+  // `name` is what one sees in /proc/PID/maps. With kMakerOnly only this mapping can ever write (F_SEAL_FUTURE_WRITE; before
+  // Linux 5.1 nothing enforces it, and others just do not write). The pages are zero. The first `reserved` bytes have memory;
+  // the rest gets it when touched, and if there is none the process ends (SIGBUS): call Reserve first.
   static Result<SharedPages> Make(const char* name, Bytes bytes, Writers writers, Bytes reserved);
   // kOutOfMemory: there is none.
   [[nodiscard]] Status Reserve(Bytes offset, Bytes bytes) const;

@@ -26,7 +26,7 @@ class CallMembers : NoCopies {
 
   // The set as it is now, sorted, with this session: as Assembly::Find.
   Result<std::vector<SessionId>> Find(Deadline until);
-  // It is another one than that, and not because a member ended.
+  // The set now differs from that one, for another reason than a member's end.
   [[nodiscard]] bool HaveChanged(const std::vector<SessionId>& from);
   void EndCall();  // its page says that it waits for nobody
 

@@ -20,8 +20,8 @@ namespace amem {
 class SharedPageTable;
 
 inline int MillisecondsUntil(Deadline deadline) { return static_cast<int>(LeftUntil(deadline).count()); }  // for poll
-// As poll, at most until then. Where cores are idle it stays awake at first, and polls the first descriptor alone, because
-// an answer usually comes before a sleeping thread could be woken.
+// Like poll, but with a deadline. If cores are idle it first spins, polling only the first descriptor, because an answer
+// usually comes before a sleeping thread could be woken.
 int PollUntil(std::span<pollfd> polled, Deadline until);
 
 // A dying process ends its connections a moment before its socket refuses.

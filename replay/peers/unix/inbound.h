@@ -32,7 +32,7 @@ struct Inbound {
     std::uint32_t interest = 0;   // the events that epoll watches, which follow from the others
     std::optional<Time> retry{};  // of a send that the kernel refused for now
   };
-  // Its session waits for this one's call.
+  // The session at the other end waits for this session to come to its call.
   struct Awaiting {
     std::optional<Time> note_at{};            // when that will be recorded; none: it does not wait
     std::chrono::milliseconds interval{500};  // to the next record; in a call that goes well all have come sooner

@@ -1,5 +1,5 @@
-// The connection for data to one owner: imports, imports after a pause, and drops, in the order of the calls. If it breaks and
-// the owner lives, the next request makes another.
+// The data connection to one owner: imports, imports anew in a resume, and dropped references, in the order of the calls. If it
+// breaks and the owner lives, the next request makes another.
 #pragma once
 
 #include <condition_variable>

@@ -28,11 +28,11 @@ namespace amem {
 // Any thread may call any method, but for Hold and LetGo.
 class SharedPageTable : NoCopies {
  public:
-  // Makes this session's page. `self`: without a host and so on, until Publish.
+  // Makes this session's page. `self` has no host and other details until Publish.
   explicit SharedPageTable(SessionId self);
 
   // ---- this session's page
-  // On the service thread, at its begin and at its end: the session lives meanwhile, for all that have its page. Hold makes the
+  // On the service thread, at its begin and end: in between, all who have the page see the session as living. Hold makes the
   // page if there is none.
   void Hold();
   void LetGo();

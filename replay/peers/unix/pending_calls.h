@@ -35,7 +35,7 @@ class PendingDelegateCalls {
     if (facts_.size() < kFactsMax) facts_.push_back(std::move(fact));
   }
   void AddNote(EventBody note) { facts_.push_back(std::move(note)); }  // of a tool, which does nothing before it is written
-  // Calls and facts. True: nothing is left; else it is due again after a moment.
+  // Calls and facts. True: nothing is left; otherwise call it again after kAgain.
   bool Flush() {
     const bool all = MakeCalls() && (facts_.empty() || delegate_.OnWitnessed(facts_, std::chrono::milliseconds(0)));
     again_ = all ? std::nullopt : std::optional(ServiceLoop::Clock::now() + kAgain);

@@ -33,9 +33,9 @@ class WatchedConnection {
   virtual void Broken() = 0;
 };
 
-// A connection's end is not its session's: a peer may have given up its first import, or had no memory. A session is lost when
-// it is known that it has closed or that its process has ended, once and for all; until then nothing of it is let go, and it is
-// connected anew when it is next asked for something.
+// The end of a connection is not the end of its session: the peer may have given up its first import, or had no memory for the
+// connection. A session is lost when it is known that it has closed or that its process has ended, once and for all; until then
+// nothing of it is let go, and it is connected anew when it is next asked for something.
 class SessionRegistry {
  public:
   // `lost` closes the connections that the lost session made to this one.

@@ -35,8 +35,8 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   ~PeerService() override;
 
   Status Start();
-  // Ends the thread and closes what it held; the stop descriptor of the context must be readable by then. With patience it may
-  // find the thread inside a call of the delegate that does not return, and leaves everything as it is.
+  // Ends the thread and closes what it held; the stop descriptor of the context must be readable by then. If the thread is
+  // inside a delegate call that does not return in `patience`, Stop gives up and leaves everything as it is.
   void Stop(std::optional<std::chrono::milliseconds> patience = std::nullopt);
 
   [[nodiscard]] SessionRegistry& sessions() { return sessions_; }

@@ -2,12 +2,12 @@
 //
 // Each session listens at DIRECTORY/<session id in 16 hex digits> and at an abstract name, and has one service thread
 // (service.h) that answers its peers and calls the delegate. The calling thread of Import and Reimport talks to
-// the peer's service itself. Do not hold a lock over these calls that the delegate needs: two sessions that import from each
-// other would wait for each other's delegates.
+// the peer's service itself. During these calls hold no lock that the delegate needs: two sessions that import from each other
+// would wait for each other's delegates.
 //
 // Guarantees
-// * A session is connected from the first connection for data to or from it on, and lost when it is known to have closed or
-//   its process to have ended, once and for all: OnPeerLost says "died", or "has closed" if it stopped in order. The end of a
+// * A session counts as connected from the first data connection to or from it on, and as lost, for good, once it is known to
+// have closed or its process to have ended: OnPeerLost says "died", or "has closed" if it ended in order. The end of a
 //   connection, an answer that is late, and a process that cannot be seen are no losses.
 // * A session whose socket somebody removed is not lost: calls that need it fail, until its process ends.
 // * Sockets that dead processes left are swept at the start of the next session; those of the living are never touched.

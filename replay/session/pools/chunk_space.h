@@ -19,7 +19,7 @@ class ChunkSpace {
 
   static constexpr Bytes kLeastChunk = Bytes{32} << 20;  // for requests that share
 
-  // What no address space has. Who lets sizes in compares with this first, so that no sum of them wraps.
+  // More than any address space has. Callers compare sizes with this first, so that no sum of them overflows.
   static constexpr Bytes kTooMany = Bytes{1} << 47;
 
   // `whole`: each chunk is made for one request and is one part of just that size; nothing is cut.

@@ -26,8 +26,8 @@ inline constexpr std::chrono::milliseconds kToTidyUp{1000};
 
 struct HowToPause {
   bool wait = true;
-  // Saves all contents after what this stream holds now, without waiting for other streams: the program must not touch the
-  // memory from then on. Otherwise waits for the pool's devices.
+  // With a stream: saves all contents once the work now in that stream is done, without waiting for other streams; the program
+  // must not touch the memory from then on. Without: waits for the pool's devices.
   std::optional<void*> after;
   bool keeps = false;  // saves contents, whatever the policy
 };

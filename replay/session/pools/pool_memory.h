@@ -1,7 +1,7 @@
 // The memory of one pool: chunks from the driver, cut into parts for the program.
 //
-// The mutex of the pools (PoolTable) guards it: each method takes that mutex, which its caller has locked. Those with a star
-// release it while the driver makes a chunk or takes one back, or while they wait for a stream: meanwhile `changing` delays the
+// The mutex of the pools (PoolTable) guards it: each method gets that mutex, locked by its caller, as an argument. Methods
+// marked * release it while the driver makes or frees a chunk, or while they wait for a stream; meanwhile `changing` delays the
 // pool's pauses and resumes. A chunk passes NCCL's gate on its way back, so a free waits for NCCL's cycles.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Cuts one own slab up: from a slab that is whole, one handle mapped at its base with parts that have none, to parts that each
-// have a handle of their own where they are. An object lives for one such transition, with the ledger's lock held over it:
+// Cuts up one own slab. Before: one handle mapped at the slab's base, and parts without handles. After: each part has a handle
+// of its own, mapped at the same address. An object lives for one such transition, with the ledger's lock held over it:
 //
 //   CanBeCut     the state allows it
 //   Prepare      each part has a new handle with its contents; nothing that anybody sees has changed

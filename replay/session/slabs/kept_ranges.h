@@ -1,8 +1,8 @@
 // Address ranges in slabs that NCCL keeps although no allocation is there any more.
 //
 // NCCL's own suspend unmaps and releases memory and keeps its addresses; its resume maps new memory there without reserving
-// them again. This table says which addresses those are and which slab they belong to, so that new memory gets the old place.
-// If the slab is gone, its whole address range stays reserved for them.
+// them again. This table says which addresses NCCL keeps and to which slab they belong, so that new memory gets its old place.
+// If the slab is freed, its whole address range stays reserved for them.
 //
 // The ledger's lock guards it.
 #pragma once

@@ -21,7 +21,7 @@ class PartCopies : NoCopies {
 
   // Nobody writes to the part: nobody can reach it, or nothing runs on its device. Waits for the copies.
   Status Copy(const Allocation& part, DriverHandle to, Ledger& ledger) REQUIRES(ledger);
-  // Unpins what copies used that had not ended, and have by now. Any thread.
+  // Unpins the host memory of earlier copies that were late and have ended by now. Any thread.
   void FreeUnfinished() { unfinished_.Free(driver_, Now()); }
 
  private:

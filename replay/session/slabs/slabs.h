@@ -30,8 +30,8 @@ class Slabs {
   Slabs(const SessionOptions& options, Driver& driver, Ledger& ledger, DroppedImports& dropped)
       : options_(options), driver_(driver), ledger_(ledger), dropped_(dropped) {}
 
-  // Makes, places and records an allocation. Zero: it does not suit a slab, its origin wants it alone, or there is no room for
-  // a slab of any size; ask the driver for it alone. Without the lock.
+  // Makes, places and records an allocation. Zero: it does not suit a slab, its origin asks for a handle of its own, or there
+  // is no room for a slab of any size; then make it on the driver alone. Without the lock.
   Result<AllocationId> Create(Bytes bytes, const AllocationProperties& properties, std::uint64_t flags, const Origin& origin);
   // Imports `as`, which the owner of `token` says is part of one of its slabs, and the slab if necessary. An allocation that is
   // imported already keeps its one address, by which NCCL retains it: it gets another reference and is returned. Without the

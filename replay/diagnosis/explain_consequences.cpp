@@ -76,12 +76,14 @@ Others AddOthers(Explanation& e) {
   return others;
 }
 
-// For members that are neither running nor paused: unless memory is lost or a context is dead, a resume brings them back.
+// For members that are neither running nor paused: unless memory is lost or faulty, or a context is dead, a resume brings them
+// back.
 void RecommendForHalfWay(Explanation& e) {
   Remedy& remedy = e.verdict.remedy;
   if (e.cause.kind == VerdictKind::kDied) {
     remedy.outlook = Outlook::kOthersHalfWay;
-  } else if (remedy.action != Action::kRestartProcess && remedy.action != Action::kResumeAgain) {
+  } else if (remedy.action != Action::kRestartProcess && remedy.action != Action::kExamineGpu &&
+             remedy.action != Action::kResumeAgain) {
     remedy.outlook = Outlook::kCannotBeUndone;
   }
 }

@@ -30,13 +30,38 @@ std::string HoldersText(const Explanation& e, const Attempt::Failure& failure) {
   return Listed(parts);
 }
 
+// The device of its process that the step was about; none: an owner's, whose ordinals are its own, the host's, or of no one.
+std::optional<DeviceOrdinal> DeviceOf(const Attempt::Failure& failure) {
+  switch (failure.step.kind) {
+    case StepKind::kVerify:
+    case StepKind::kDrain:
+    case StepKind::kDeregister:
+    case StepKind::kRegister:
+      return std::nullopt;
+    case StepKind::kAddDevice:
+    case StepKind::kBind:
+    case StepKind::kUnbind:
+    case StepKind::kCreate:
+      break;
+    default:
+      if (failure.remote) return std::nullopt;
+  }
+  const bool of_host = failure.location.type == LocationType::kHost || failure.location.type == LocationType::kHostNuma ||
+                       failure.location.type == LocationType::kHostNumaCurrent;
+  return of_host ? std::nullopt : std::optional(failure.step.device);
+}
+
 void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
   const Action action = ActionForFailure(failure.code, failure.driver_result, failure.step.kind, Action::kReadMessage);
   const Outlook undone = e.cause.attempt->undone ? Outlook::kCallAgain : Outlook::kCannotBeUndone;
-  const bool final = action == Action::kExaminePeer || action == Action::kRestartProcess;
+  const bool final = action == Action::kExaminePeer || action == Action::kRestartProcess || action == Action::kExamineGpu;
   e.Recommend(action, final ? Outlook::kUnsaid : undone);
-  if (action != Action::kFreeMemory) return;
   Remedy& remedy = e.verdict.remedy;
+  if (action == Action::kExamineGpu) {
+    remedy.device = DeviceOf(failure);
+    if (remedy.device) remedy.gpu = GpuOf(e.story->who(), remedy.device->value);
+  }
+  if (action != Action::kFreeMemory) return;
   remedy.device = failure.step.device;
   remedy.bytes = std::max(failure.still_missing, failure.step.bytes);
   remedy.gpu = GpuOf(e.story->who(), failure.step.device.value);
@@ -141,10 +166,13 @@ void ExplainFailedStep(Explanation& e) {
   }
 }
 
-// Errors after which a context is dead, as the CUDA driver documents them.
-static bool KillsContext(int driver_result) {
-  constexpr std::array kFatal = {4, 201, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999};
-  return std::ranges::find(kFatal, driver_result) != kFatal.end();
+// What an answer of the driver's says by itself: of memory that is faulty, or a context that is dead, as the CUDA driver
+// documents them.
+static Action ActionForResult(int driver_result, Action otherwise) {
+  constexpr int kEccUncorrectable = 214;  // CUDA_ERROR_ECC_UNCORRECTABLE
+  constexpr std::array kFatal = {4, 201, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999};
+  if (driver_result == kEccUncorrectable) return Action::kExamineGpu;
+  return std::ranges::find(kFatal, driver_result) != kFatal.end() ? Action::kRestartProcess : otherwise;
 }
 
 Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Action otherwise) {
@@ -169,9 +197,9 @@ Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> st
     case Code::kBroken:
       return Action::kRepairJournal;
     case Code::kDriver:
-      if (KillsContext(driver_result)) return Action::kRestartProcess;
-      return passes_descriptors && step && driver_result == kOperatingSystem ? Action::kRaiseDescriptors
-                                                                             : Action::kFindDriverError;
+      return ActionForResult(driver_result, passes_descriptors && step && driver_result == kOperatingSystem
+                                                ? Action::kRaiseDescriptors
+                                                : Action::kFindDriverError);
     default:
       return otherwise;
   }

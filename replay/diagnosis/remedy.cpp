@@ -88,6 +88,9 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
     {"examine-card",
      "look at the network card of {process} that the message names, with region and errno: its driver (dmesg, ibv_devinfo), "
      "and how much may be locked (ulimit -l); AMEM_NETWORK=keep leaves what cards hold where it is"},
+    {"examine-gpu",
+     "end the job and have {gpu_of} examined (`nvidia-smi -q -d ECC`, Xid lines in dmesg), and reset or replaced; repeating "
+     "{call} does not help"},
 }};
 
 constexpr std::string_view kFreeSomeMemory =
@@ -139,6 +142,11 @@ std::string CallText(Remedy::Caller caller, CycleKind kind, const std::string& t
   return kind == CycleKind::kPause ? "ncclPause" : "ncclResume";
 }
 
+std::string GpuText(const Remedy& r) {
+  if (!r.device) return "the GPU of " + r.process;
+  return fmt::format("device {} of {}{}", r.device->value, r.process, r.gpu.empty() ? "" : " (" + r.gpu + ")");
+}
+
 // nvidia-smi numbers GPUs as it likes, and a process as its variables say; a UUID means one of them to both.
 static std::string HoldersText(const Remedy& r) {
   if (!r.holders.empty()) return r.holders + " there";
@@ -164,8 +172,9 @@ static std::string Filled(std::string_view text, const Remedy& r) {
       fmt::arg("pause", call_of(CycleKind::kPause)), fmt::arg("resume", resume), fmt::arg("resume_all", resume_all("")),
       fmt::arg("resume_again", resume_all(" again")), fmt::arg("process", r.process),
       fmt::arg("pid", r.pid > 0 ? std::to_string(r.pid) : "PID"), fmt::arg("look", DebuggersText(r)),
-      fmt::arg("device", r.device.value), fmt::arg("bytes", FormatBytes(r.bytes)),
+      fmt::arg("device", r.device.value_or(DeviceOrdinal{}).value), fmt::arg("bytes", FormatBytes(r.bytes)),
       fmt::arg("gpu", r.gpu.empty() ? "" : " (" + r.gpu + ")"), fmt::arg("holders", HoldersText(r)),
+      fmt::arg("gpu_of", GpuText(r)),
       fmt::arg("reason", r.reason.empty() ? "usually a full disk or an AMEM_JOURNAL_DIR that cannot be written" : r.reason),
       fmt::arg("timeouts", r.timeouts_differ ? ", to the same value" : ""));
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -43,6 +44,7 @@ struct Remedy {
     kCallInTime,         // `process` called it when the others had given up
     kStartUnderAmem,     // `process` has no session, and NCCL could not share memory with it
     kExamineCard,        // a network card did not let go of memory, or did not register it again
+    kExamineGpu,         // a GPU's memory has an error that it could not correct: contents there may be wrong
   };
   // What follows for the job.
   enum class Outlook : std::uint8_t {
@@ -65,26 +67,28 @@ struct Remedy {
   Action action = Action::kNone;
   Outlook outlook = Outlook::kUnsaid;
   Caller caller = Caller::kC;
-  CycleKind cycle{};             // that failed
-  std::string tag;               // of the pool whose pause or resume it was; empty: NCCL's
-  std::string process;           // "rank 2"; of several "ranks 1 and 2"
-  std::int32_t pid = 0;          // of `process`; 0: unknown
-  DeviceOrdinal device;          // of `process`
-  std::string gpu;               // its UUID; empty: unknown
-  Bytes bytes = 0;               // that must fit on `device`
-  std::string holders;           // who holds memory there: "pid 7 (python3) holds 3 072 MiB"; empty: unknown
-  std::string reason;            // why the journal could not be written, as recorded; empty: unknown
-  bool timeouts_differ = false;  // AMEM_TIMEOUT_MS is not the same on all ranks
+  CycleKind cycle{};                    // that failed
+  std::string tag;                      // of the pool whose pause or resume it was; empty: NCCL's
+  std::string process;                  // "rank 2"; of several "ranks 1 and 2"
+  std::int32_t pid = 0;                 // of `process`; 0: unknown
+  std::optional<DeviceOrdinal> device;  // of `process`; none: unknown
+  std::string gpu;                      // its UUID; empty: unknown
+  Bytes bytes = 0;                      // that must fit on `device`
+  std::string holders;                  // who holds memory there: "pid 7 (python3) holds 3 072 MiB"; empty: unknown
+  std::string reason;                   // why the journal could not be written, as recorded; empty: unknown
+  bool timeouts_differ = false;         // AMEM_TIMEOUT_MS is not the same on all ranks
   friend bool operator==(const Remedy&, const Remedy&) = default;
 };
 
-inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kExamineCard) + 1;
+inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kExamineGpu) + 1;
 inline constexpr std::size_t kRemedyOutlooks = static_cast<std::size_t>(Remedy::Outlook::kAllEnded) + 1;
 
 // "free-memory", "end-captures", ...; "none". These words are stable: programs compare them.
 std::string_view ToText(Remedy::Action action);
 // "ncclPause", "amem.pause()", "`amem pause`"; of a tag "amem_pause for weights", "amem.pause("weights")".
 std::string CallText(Remedy::Caller caller, CycleKind kind, const std::string& tag);
+// "device 3 of rank 2 (GPU-1234)"; "the GPU of rank 2" where it is not known which.
+std::string GpuText(const Remedy& remedy);
 // A sentence without its full stop; empty for kNone.
 std::string ToText(const Remedy& remedy);
 

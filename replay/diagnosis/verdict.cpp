@@ -124,6 +124,8 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   } else {
     ExplainByKind(explanation);
   }
+  if (verdict.remedy.action == Remedy::Action::kExamineGpu)
+    explanation.Say(Sentence(GpuText(verdict.remedy) + " has an uncorrectable memory error: contents there may be wrong"));
   const bool of_pool = !verdict.tag.empty();
   if (of_pool) explanation.Say(PoolText(explanation, verdict.tag));
   if (cause.attempt != nullptr && cause.attempt->begun && !of_pool) ExplainConsequences(explanation);

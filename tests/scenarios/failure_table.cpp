@@ -15,6 +15,7 @@ const Words kContinue = {"continue-process"};
 const Words kFreeDevice = {"free-memory"};
 const Words kHostMemory = {"free-host-memory"};
 const Words kRestart = {"restart-process"};
+const Words kGpu = {"examine-gpu"};
 const Words kDriver = {"find-driver-error"};
 const Words kGroups = {"one-group"};
 const Words kJournal = {"repair-journal"};
@@ -340,6 +341,8 @@ void AddDriverErrors(std::vector<Failure>& all) {
   };
   with("illegal address (700) in a pause", {"1:at=Copy|Query,1,fail-all=700", "pause"}, kRestart);
   with("launch failure (719) when a pause waits for the device", {"1:at=Synchronize,1,fail-all=719", "pause"}, kRestart);
+  with("uncorrectable memory error (214) in a pause", {"1:at=Copy|Query,1,fail-all=214", "pause"}, kGpu);
+  with("uncorrectable memory error (214) in a resume", {"pause", "1:at=Map,1,fail-all=214", "resume"}, kGpu);
   with("unknown error (999) in a resume", {"pause", "1:at=Map,1,fail-all=999", "resume"}, kRestart);
   with("invalid value in a resume, once", {"pause", "1:at=Map,1,fail=1", "resume"}, {});
   with("not supported in a resume, and in its undo", {"pause", "1:at=SetAccess,1,fail-all=801", "resume"}, {});

@@ -105,7 +105,7 @@ def remedies():
     about = re.findall(r"^    k\w+(?: = 0)?,(?: +// (.*))?$", header[:header.index("enum class Outlook")], re.M)
     if not len(words) == len(texts) == len(about) > 20:
         raise ValueError("remedy.cpp and remedy.h do not have the same remedies: %d, %d, %d" % (len(words), len(texts), len(about)))
-    values = {"{call}": "`ncclPause` or `ncclResume`", "{process}": "rank N", "{device}": "N", "{bytes}": "the missing bytes", "{pid}": "PID", "{is}": "is", "{look}": " (`py-spy dump`, `gdb`)", "{gpu}": "",
+    values = {"{call}": "`ncclPause` or `ncclResume`", "{process}": "rank N", "{device}": "N", "{bytes}": "the missing bytes", "{pid}": "PID", "{is}": "is", "{look}": " (`py-spy dump`, `gdb`)", "{gpu}": "", "{gpu_of}": "the GPU of rank N",
               "{again}": "call it again on all ranks", "{on_all}": "call `ncclPause` or `ncclResume` on every rank that shares memory, in any order", "{pause}": "`ncclPause`", "{resume}": "`ncclResume`",
               "{resume_all}": "call `ncclResume` on all ranks", "{resume_again}": "call `ncclResume` again on all ranks", "{timeouts}": "",
               "{holders}": "nvidia-smi lists the processes that hold memory there", "{reason}": "usually a full disk or an AMEM_JOURNAL_DIR that cannot be written"}

@@ -54,7 +54,8 @@ TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
            {Action::kResumeAgain, "call ncclResume again on all ranks to finish"},
            {Action::kReportReference, "the owner does not know the reference"},
            {Action::kReportJournals, "this should not be possible"},
-           {Action::kGiveWholeJournals, "supply complete journals"}}) {
+           {Action::kGiveWholeJournals, "supply complete journals"},
+           {Action::kExamineGpu, "end the job and have device 3 of rank 2 (GPU-abc) examined"}}) {
     EXPECT_TRUE(Has(Of(action), part)) << ToText(Of(action)) << "\nhas not: " << part;
   }
   for (const auto& [outlook, part] : std::initializer_list<std::pair<Outlook, const char*>>{
@@ -92,6 +93,11 @@ TEST(Remedy, unknown_facts_leave_no_gap) {
   remedy = Of(Action::kExamineProcess);
   remedy.pid = 0;
   EXPECT_TRUE(Has(remedy, "inspect the stacks of rank 2 (py-spy dump, gdb)"));
+  remedy = Of(Action::kExamineGpu);
+  remedy.gpu.clear();
+  EXPECT_TRUE(Has(remedy, "have device 3 of rank 2 examined"));
+  remedy.device.reset();
+  EXPECT_TRUE(Has(remedy, "have the GPU of rank 2 examined"));
 }
 
 }  // namespace

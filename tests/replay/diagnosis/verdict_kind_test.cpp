@@ -133,6 +133,43 @@ TEST(VerdictKind, step_failed_in_the_driver) {
   EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and undid what was done.");
 }
 
+constexpr int kEccUncorrectable = 214;
+
+TEST(VerdictKind, of_an_uncorrectable_memory_error_contents_may_be_wrong_and_no_call_is_to_be_repeated) {
+  for (const bool undone : {true, false}) {
+    const Verdict verdict = OfFailedStep(Code::kDriver, kEccUncorrectable, undone);
+    EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed);
+    EXPECT_HAS(verdict.summary,
+               "The driver's answer was CUDA_ERROR_ECC_UNCORRECTABLE (214, uncorrectable ECC error encountered).");
+    EXPECT_HAS(verdict.summary, "Device 0 of rank 1 (GPU-1) has an uncorrectable memory error: contents there may be wrong.");
+    EXPECT_EQ(verdict.remedy.action, Action::kExamineGpu);
+    EXPECT_EQ(verdict.remedy.outlook, Outlook::kUnsaid);
+    EXPECT_HAS(ToText(verdict.remedy), "end the job and have device 0 of rank 1 (GPU-1) examined");
+    EXPECT_HAS(ToText(verdict.remedy), "repeating ncclPause does not help");
+  }
+}
+
+// The ordinal of imported memory's device is that of its owner.
+TEST(VerdictKind, of_a_memory_error_at_a_step_with_imported_memory_no_device_is_named) {
+  for (const bool import : {false, true}) {
+    CycleJob job;
+    job.Pause();
+    job.BeginAll(CycleKind::kResume);
+    job.PhaseOfAll(PhaseKind::kResumeArrive);
+    Story& story = import ? job.importer : job.owner;
+    if (import) job.PhaseOfAll(PhaseKind::kResumeCreateOwn);
+    const PhaseKind phase = import ? PhaseKind::kResumeImport : PhaseKind::kResumeCreateOwn;
+    const Step step = job.WorkInto(story, phase, import ? StepKind::kImport : StepKind::kCreate);
+    story.Then(StepFailed{step, Code::kDriver, kEccUncorrectable, "it did not work"});
+    job.Work(import ? job.owner : job.importer, phase);
+    job.GiveUp(CycleKind::kResume, phase, story.id(), "a rank failed", !import);
+    const Verdict verdict = job.Live(kSecond);
+    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{import ? 1 : 0}) << verdict.summary;
+    EXPECT_EQ(verdict.remedy.action, Action::kExamineGpu);
+    EXPECT_HAS(verdict.summary, import ? "The GPU of rank 1 has an" : "Device 0 of rank 0 (GPU-0) has an");
+  }
+}
+
 TEST(VerdictKind, step_failed_and_the_remedy_depends_on_its_code_and_its_undo) {
   EXPECT_EQ(OfFailedStep(Code::kRefused, 900).remedy.action, Action::kEndCaptures);
   EXPECT_EQ(OfFailedStep(Code::kIo, 0).remedy.action, Action::kReadMessage);

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <new>
 
+#ifndef AMEM_SANITIZED  // a sanitizer has operators of its own, and libraries use those
 static constinit thread_local bool t_has_none = false;
 
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return t_has_none ? nullptr : std::malloc(bytes); }
@@ -21,3 +22,4 @@ WithoutMemory::WithoutMemory() { t_has_none = true; }
 WithoutMemory::~WithoutMemory() { t_has_none = false; }
 
 }  // namespace amem::nccl
+#endif

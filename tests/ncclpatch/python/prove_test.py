@@ -277,7 +277,8 @@ class TCPStore:
 class Planted(Case):
     def failed(self, outcome, words, **variables):
         """A setting fails so, is said with its pack, and the next one is tried all the same."""
-        with mock.patch.object(_prove, "RUN_SECONDS", 8), mock.patch.object(_prove, "TIMES_STOCK", 4):
+        # A run takes two seconds, and ten times as long beside a build; only one that hangs takes all of this.
+        with mock.patch.object(_prove, "RUN_SECONDS", 20 if outcome == "hung" else 60), mock.patch.object(_prove, "TIMES_STOCK", 4):
             answer = proof((planted(**variables), _prove.SETTINGS[-1]))
         row = row_of(answer, "AMEM_USER_MEMORY=release")
         self.assertEqual(row["outcome"], outcome, row["why"])
@@ -305,7 +306,7 @@ class Planted(Case):
 
     def test_a_run_that_the_given_time_ends_is_no_failure_and_the_proof_is_not_kept(self):
         with mock.patch.object(_prove, "DEFAULT", _prove.Setting("default", {"STAND_IN_FAULT": "hang-unmap"})), mock.patch.object(_proofs, "keep") as keep:
-            answer = proof(_prove.SETTINGS[-1:], minutes=0.1)
+            answer = proof(_prove.SETTINGS[-1:], minutes=0.4)
         self.assertEqual([row["outcome"] for row in answer["settings"]], ["proved", "skipped", "skipped"], answer["settings"])
         self.assertIn("--minutes", answer["settings"][1]["why"])
         self.assertFalse(answer["complete"])

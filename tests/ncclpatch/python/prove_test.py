@@ -277,7 +277,7 @@ class TCPStore:
 class Planted(Case):
     def failed(self, outcome, words, **variables):
         """A setting fails so, is said with its pack, and the next one is tried all the same."""
-        # A run takes two seconds, and ten times as long beside a build; only one that hangs takes all of this.
+        # Beside a build a run took more than eight seconds; only one that hangs takes all of this.
         with mock.patch.object(_prove, "RUN_SECONDS", 20 if outcome == "hung" else 60), mock.patch.object(_prove, "TIMES_STOCK", 4):
             answer = proof((planted(**variables), _prove.SETTINGS[-1]))
         row = row_of(answer, "AMEM_USER_MEMORY=release")

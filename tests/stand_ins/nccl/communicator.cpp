@@ -120,9 +120,11 @@ void RunProxy(Comm* comm) {
   while (!comm->stop) {
     const int socket = accept4(comm->listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (socket < 0) continue;
+    const int before = comm->served;
     while (!comm->stop && AnswerOne(*comm, socket) == kSuccess) {
     }
     close(socket);
+    if (comm->served > before && comm->served < OffersOf(*comm)) comm->next_failed = true;
   }
 }
 
@@ -142,7 +144,7 @@ Result Connect(const Comm& comm, int rank, int& connected) {
   const auto deadline = Clock::now() + kPatience;
   connected = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   while (connect(connected, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
-    if (Clock::now() > deadline) return kRemote;
+    if (comm.next_failed || Clock::now() > deadline) return kRemote;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return kSuccess;
@@ -193,7 +195,7 @@ Result ImportAll(Comm& comm) {
   close(socket);
   const auto deadline = Clock::now() + kPatience;
   while (result == kSuccess && comm.served < OffersOf(comm)) {  // until the next rank has everything
-    if (Clock::now() > deadline) return kRemote;
+    if (comm.next_failed || Clock::now() > deadline) return kRemote;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return result;

@@ -40,6 +40,55 @@ class UnmodifiedJob(unittest.TestCase):
         self.assertIn("no time left", ran.stdout)
 
 
+# One rank, whose steps print what an all-reduce computed; with "differs" the seventh says whether AMem is there.
+SCRIPT = """
+import ctypes, os, sys, time
+from amem._jobs import rank_process
+class Job(rank_process.Job):
+    def __init__(self):
+        self.rank, self.size, self.communicators = 0, 1, []
+        self.driver = rank_process.Driver(0)
+        self.nccl = ctypes.CDLL("libnccl.so.2")
+        self.nccl.ncclCommInitRank.argtypes = [ctypes.c_void_p, ctypes.c_int, rank_process.UniqueId, ctypes.c_int]
+    def barrier(self, value=None):
+        return [value]
+job = Job()
+communicator = job.make_communicator()
+memory = job.driver.allocate(4096).value
+for step in range(120):
+    job.driver.write(memory, bytes(ctypes.c_float(1 + step)) * 1024)
+    job.check("ncclAllReduce", ctypes.c_void_p(memory), ctypes.c_void_p(memory), ctypes.c_size_t(1024), 7, 0, communicator, None)
+    job.driver.synchronize()
+    loss = ctypes.c_float.from_buffer_copy(job.driver.read(memory, 4)).value
+    if sys.argv[1] == "differs" and step == 7 and "LD_PRELOAD" in os.environ:
+        loss += 1
+    print("iter %d: loss %.4f, time 20.00ms" % (step, loss), flush=True)
+    time.sleep(0.02)
+"""
+
+
+class ScriptJob(unittest.TestCase):
+    """script_job.py, with a script that knows nothing of it."""
+
+    def run_script(self, what, *options):
+        package = os.path.join(HERE, "..", "..", "ncclpatch", "python")
+        ran = subprocess.run([sys.executable, os.path.join(HERE, "script_job.py"), "--imitate", "stand-ins", "--library", LIBRARY, "--tool", TOOL, "--lines", "120",
+                              *options, "--", sys.executable, "-c", SCRIPT, what], env={**os.environ, "PYTHONPATH": package}, capture_output=True, text=True,
+                             timeout=200, check=False)
+        return ran.returncode, json.loads(ran.stdout.splitlines()[-1])
+
+    def test_a_script_that_is_stopped_prints_what_it_prints_otherwise(self):
+        code, answer = self.run_script("well", "--pauses", "2", "--freezes", "1")
+        self.assertEqual((code, answer["problems"], answer["losses"]), (0, [], 120))
+        self.assertEqual({name: len(one) for name, one in answer["seconds"].items()}, {"pause": 2, "resume": 2, "freeze": 1, "thaw": 1})
+
+    def test_another_loss_is_said_with_its_place_and_whether_stock_has_it_each_time(self):
+        code, answer = self.run_script("differs", "--pauses", "1")
+        self.assertEqual(code, 1)
+        self.assertEqual(answer["problems"], ["losses differ from number 7 on, of 120 and 120: ['9.0000'], not ['8.0000']",
+                                              "a second run without AMem has the losses of the first"])
+
+
 class SignalsJob(unittest.TestCase):
     """signals_job.py, whose trials are guard_test.py's."""
 

@@ -136,7 +136,7 @@ def loops(run, gpus):
 def whole_process(run, gpus):
     """All memory of vLLM's ranks is AMem's, and custom all-reduce shares some of it where they have GPUs of their own: sleeps, freezes, and its start."""
     ranks = min(gpus, 2)
-    job = ["vllm_job.py", "--tp", str(ranks), "--cycles", "6", "--freezes", "2", "--tool", os.path.join(run.build, "bin", "amem-replay")]
+    job = ["vllm_job.py", "--tp", str(ranks), "--cycles", "6", "--freezes", "2", "--freezes-between", "3", "--tool", os.path.join(run.build, "bin", "amem-replay")]
     one_case(run, gpus, "vLLM, TP=%d, frozen, amem" % ranks, "amem", ranks, False, job + ["--custom-all-reduce"] * (ranks > 1), "all")
     starts(run, gpus)
 
@@ -220,8 +220,8 @@ def table(steps):
         lines.append("%-*s %s" % (width, step["name"], " ".join("%13.0f" % step["data"]["summary"][key] for key, _ in COLUMNS)))
     for step in rows:
         for row in filter(None, step["data"].get("frozen") or []):
-            lines.append("%s, %s: freeze %.0f ms, thaw %.0f ms, %d MiB while frozen; %s" % (
-                step["name"], "asleep" if row["asleep"] else "awake", row["freeze_ms"], row["thaw_ms"], row["frozen_mib"], row["steps_ms"]))
+            how = "between launches" if row.get("between_launches") else "asleep" if row["asleep"] else "awake"
+            lines.append("%s, %s: freeze %.0f ms, thaw %.0f ms, %d MiB while frozen; %s" % (step["name"], how, row["freeze_ms"], row["thaw_ms"], row["frozen_mib"], row["steps_ms"]))
         for failure, text in (step["data"].get("messages") or {}).items():
             lines.append("%s, %s: %s" % (step["name"], failure, (text or "no message")[:600]))
         for what in ("left", "phases"):

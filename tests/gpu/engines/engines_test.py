@@ -186,16 +186,20 @@ class Job(unittest.TestCase):
         for refuses in (False, True):
             called, tool = os.path.join(self.folder, "called"), os.path.join(self.folder, "tool")
             with open(tool, "w", encoding="utf-8") as file:
-                file.write("#!/bin/sh\necho $1 $3 >>%s\n[ $1 != freeze ] || [ -z '%s' ] || { echo not so >&2; exit 3; }\n" % (called, refuses or "") +
+                file.write("#!/bin/sh\nhow=$1; [ \"$3\" != --between-launches ] || { how=between; set -- $1 $2 $4; }; echo $how $3 >>%s\n[ $1 != freeze ] || [ -z '%s' ] || { echo not so >&2; exit 3; }\n" % (called, refuses or "") +
                            "case $1 in freeze|thaw) echo '{\"times\": [{\"step\": \"rest\", \"ms\": 1}], \"notes\": []}';; esac\n")
             os.chmod(tool, 0o700)
-            report, code = self.run_job(cycles=1, more=["--tool", tool, "--freezes", "1"])
+            report, code = self.run_job(cycles=1, more=["--tool", tool, "--freezes", "1", "--freezes-between", "1"])
             with open(called, encoding="utf-8") as file:
-                told = [line.split() for line in file.read().splitlines() if line.split()[0] in ("freeze", "thaw")]
+                told = [line.split() for line in file.read().splitlines() if line.split()[0] in ("freeze", "between", "thaw")]
             os.unlink(called)
             pid = str(report["workers"][0]["pid"])
-            self.assertEqual(told, [["freeze", pid]] * 2 if refuses else [["freeze", pid], ["thaw", pid]] * 2)
-            self.assertEqual((code, [row and row["asleep"] for row in report["frozen"]]), (1, [None] * 2) if refuses else (0, [True, False]))
+            freezes = ["freeze", "freeze", "between"]
+            # An engine whose freeze was refused stays asleep, and answers nothing.
+            self.assertEqual(told, [[how, pid] for how in freezes[:2]] if refuses else [[how, pid] for one in freezes for how in (one, "thaw")])
+            self.assertEqual((code, [row and (row["asleep"], "between_launches" in row) for row in report["frozen"]]),
+                             (1, [None] * 3) if refuses else (0, [(True, False), (False, False), (False, True)]))
+            self.assertTrue(refuses or all(report["frozen"][2]["answers"]), report["frozen"])
             self.assertEqual("freeze ended with 3:  not so" in report["error"], refuses)
 
     def test_an_account_that_is_not_the_drivers_fails_the_run(self):

@@ -57,6 +57,7 @@ def arguments():
     parser.add_argument("--failures", default="", help="of full, stopped, killed")
     parser.add_argument("--tool", default="", help="amem-replay, which is asked while the engine sleeps")
     parser.add_argument("--freezes", type=int, default=0, help="needs --tool, and AMEM_SCOPE=all for what is under no tag")
+    parser.add_argument("--freezes-between", type=int, default=0, help="as many while it answers requests, between launches, its CUDA graphs' too: with AMEM_SCOPE=all")
     parser.add_argument("--custom-all-reduce", action="store_true", help="vLLM's own kernels, which share memory by cudaIpc; ranks need GPUs of their own")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--cache-mib", type=int, default=8192, help="KV cache of all ranks (default 8192)")
@@ -314,13 +315,28 @@ def frozen(engine, workers, options, before, sleeping):
     return {"asleep": sleeping, **row}
 
 
-def freeze_and_thaw(tool, pids, before, enough):
+def frozen_between(engine, workers, options, before):
+    """From outside, while it answers requests and makes no safe point. All answers are the same, and there is at least one before and one after."""
+    answers = {False: 0, True: 0}
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(1) as beside:
+        enough = os.path.join(folder, "enough")
+        engine.compare("before a freeze between launches")
+        outside = beside.submit(freeze_and_thaw, options.tool, [str(one["pid"]) for one in workers], before, enough, "--between-launches")
+        while not (answers[True] and outside.done()):
+            thawed = os.path.exists(enough)
+            engine.compare("while it was frozen and thawed")
+            answers[thawed] += 1
+        row = outside.result()
+    return {"asleep": False, "between_launches": True, "answers": [answers[False], answers[True]], **row}
+
+
+def freeze_and_thaw(tool, pids, before, enough, *how):
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     row = {"steps_ms": {}, "notes": []}
     try:
         for command in ("freeze", "thaw"):
             began = time.monotonic()
-            ran = subprocess.run([tool, command, "--json", *pids], env=environment, capture_output=True, text=True, check=False)
+            ran = subprocess.run([tool, command, "--json", *(how if command == "freeze" else ()), *pids], env=environment, capture_output=True, text=True, check=False)
             row[command + "_ms"] = round(1e3 * (time.monotonic() - began), 1)
             check(ran.returncode == 0, "%s ended with %d: %s %s" % (command, ran.returncode, ran.stdout[-1500:], ran.stderr[-500:]))
             answer = json.loads(ran.stdout)
@@ -450,6 +466,7 @@ def job(options, report, make):
             report.data["asleep"] = report.step("asleep", lambda: asleep(engine, options.tool, options.tp == 1 or not options.one_gpu))
         report.data["frozen"] = [report.step("frozen %s" % ("asleep" if sleeping else "awake"), lambda sleeping=sleeping: frozen(engine, workers, options, before, sleeping))
                                  for sleeping in options.freezes * [True] + options.freezes * [False]]
+        report.data["frozen"] += [report.step("frozen between launches", lambda: frozen_between(engine, workers, options, before)) for _ in range(options.freezes_between)]
         report.data["messages"] = {}
         for name in filter(None, options.failures.split(",")):
             text = report.step(name, lambda name=name: FAILURES[name](engine, [one["pid"] for one in workers]))

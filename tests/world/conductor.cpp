@@ -181,6 +181,16 @@ bool Conductor::Capturing() const {
   return std::ranges::any_of(page_->answers, [](const Answer& one) { return one.driver_result == cuda::kCaptureUnsupported; });
 }
 
+// A rank has neither all memory nor none, because its undo failed and what it then released again, too. The others of its pause
+// are paused, and it is told to call ncclResume on all ranks.
+bool Conductor::IsHalf() const {
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(settings_.ranks); ++rank) {
+    const Lifecycle now = page_->answers[rank].lifecycle;
+    if (!page_->dead[rank] && (now == Lifecycle::kPausing || now == Lifecycle::kResuming)) return true;
+  }
+  return false;
+}
+
 bool Conductor::WasShort() const { return page_->shortages != shortages_; }
 
 bool Conductor::WasStopped() const { return page_->stops != stops_; }
@@ -193,6 +203,7 @@ void Conductor::Bring(CycleKind kind) {
   for (int tries = settings_.starves ? 400 : 40; tries > 0;
        tries -= HangsStill() || Capturing() || WasStopped() || Clock::now() < short_until ? 0 : 1) {
     Sleep(std::chrono::milliseconds(Pick(20)));
+    if (kind == CycleKind::kPause && IsHalf()) Bring(CycleKind::kResume);
     if (Give(kind, false)) return;
     if (WasShort()) short_until = Clock::now() + kAfterShortage;
   }
@@ -218,6 +229,7 @@ Tool::Answered Conductor::AskTool(const Asked& asked) {
 
 void Conductor::StopOnce() {
   Sleep(std::chrono::milliseconds(Pick(60)));
+  stops_ = page_->stops_ended;
   const bool hurried = Pick(4) == 0;
   Asked asked{.what = Pick(3) == 0 ? Asked::What::kPark : Asked::What::kPause,
               .deadline = hurried ? std::chrono::milliseconds(1 + Pick(40)) : settings_.CycleLimit()};
@@ -239,13 +251,13 @@ void Conductor::StopOnce() {
   AllAreBack();
 }
 
-// Who was given no time may fail, and so may a pause in which a call of the driver was made to.
+// Who was given no time may fail, and so may a pause in which a call of the driver was made to, or a process was stopped.
 void Conductor::JudgeStop(const Status& failed, bool hurried) {
   const std::string& why = failed.message();
   const bool asked_for = why.find("a test asked for this failure") != why.npos;
   const bool captures = why.find("a stream capture") != why.npos || failed.driver_result() == cuda::kCaptureUnsupported;
   const bool shares = why.find("began to share") != why.npos;
-  if (hurried && failed.code() == Code::kTimeout) return;
+  if ((hurried && failed.code() == Code::kTimeout) || WasStopped()) return;
   if (!asked_for && !captures && !shares) Found("nothing went wrong, and a stop between launches failed: " + why);
 }
 

@@ -35,6 +35,7 @@ class Conductor {
   void Judge(CycleKind kind);  // an order that failed and need not have
   void CheckAgreement(std::uint64_t order);
   [[nodiscard]] bool Capturing() const;   // a rank, when it answered last
+  [[nodiscard]] bool IsHalf() const;      // a rank, when it answered last
   [[nodiscard]] bool WasShort() const;    // of memory or disk, since the last order was given
   [[nodiscard]] bool WasStopped() const;  // a rank, since the last order was given
   [[nodiscard]] bool Starved() const;     // a rank, since the last order was given

@@ -46,7 +46,7 @@ def entry_points(folder):
     except importlib.metadata.PackageNotFoundError:
         points = ("[vllm.general_plugins]\namem = amem_plugins:vllm\n[torch.backends]\namem = amem_plugins:attach\n"
                   "[sglang.srt.plugins]\namem = amem_plugins:sglang\n")
-    ours = "[vllm.general_plugins]\nengines_test = vllm_worker:plugin\n[sglang.srt.plugins]\nengines_test = vllm_worker:end_in_time\n"
+    ours = "[vllm.general_plugins]\nengines_test = vllm_worker:plugin\n[sglang.srt.plugins]\nengines_test = sglang_worker:plugin\n"
     for name, text in (("amem_nccl", points), ("amem_engines_test", ours)):
         if text:
             place = os.path.join(folder, name + "-0.dist-info")

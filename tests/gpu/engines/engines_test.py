@@ -127,6 +127,12 @@ FAKE = {"vllm/__init__.py": """
             self.seed = named[0][1]
             return FAKE != "refuses", "no such tensor"
 
+        def collective_rpc(self, method, **parameters):
+            import amem, sglang_worker
+            amem.released, scheduler = self.released, types.SimpleNamespace()
+            sglang_worker.offer(scheduler, types.SimpleNamespace(method=method))
+            getattr(scheduler, method)(**parameters)
+
         def generate(self, input_ids, sampling_params):
             assert not self.released
             self.busy = 3
@@ -141,6 +147,21 @@ FAKE = {"vllm/__init__.py": """
             return seed
     def randn(*shape, generator, dtype):
         return generator
+    class cuda:
+        def synchronize(): pass
+        def empty_cache(): pass
+        def mem_get_info():
+            import amem
+            return (4 << 30) + (len(amem.released) << 30), 7 << 30
+    class distributed:
+        def get_rank(): return 0
+    """, "sglang_needs/amem.py": """
+    import os, types
+    def memory():
+        return {"tags": [{"tag": tag, "state": "paused", "last_pause_ms": 1.0, "bytes": 1 << 30} for tag in released]}
+    def account():
+        taken = {tag: (1 << 30) - (("account" in os.environ["FAKE"]) << 25) for tag in released}
+        return types.SimpleNamespace(gpus=[types.SimpleNamespace(taken=taken, left={"modules": 1 << 30}, used=1 << 30)])
     """, "pynvml.py": """
     import types
     def nvmlInit(): pass
@@ -205,6 +226,15 @@ class Job(unittest.TestCase):
     def test_an_account_that_is_not_the_drivers_fails_the_run(self):
         report, code = self.run_job("account", cycles=1)
         self.assertEqual(code, 1)
+        self.assertIn("the account of a sleep is off by {'taken and left': %d, 'left': 0} bytes" % (1 << 26), report["error"])
+
+    def test_the_account_of_an_sglang_that_has_released_its_memory_is_held_to_the_driver(self):
+        report, code = self.run_job(engine="sglang_job", cycles=1)
+        self.assertEqual((code, report["ok"], report["error"]), (0, True, ""))
+        self.assertEqual(report["asleep"]["account"], [{"used_mib": 3072, "taken_mib": 2048, "left_mib": {"modules": 1024}, "off_bytes": {"taken and left": 0, "left": 0}}])
+        self.assertEqual(sorted(set(report["asleep"]["tags"][0]) - {"before"}), ["kv_cache", "weights"])
+        report, code = self.run_job("account", engine="sglang_job", cycles=1)
+        self.assertEqual((code, report["ok"]), (1, False))
         self.assertIn("the account of a sleep is off by {'taken and left': %d, 'left': 0} bytes" % (1 << 26), report["error"])
 
     def test_a_good_sglang_passes_every_step_and_one_that_loses_its_weights_or_refuses_others_does_not(self):

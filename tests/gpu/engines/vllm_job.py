@@ -59,6 +59,8 @@ def arguments():
     parser.add_argument("--freezes", type=int, default=0, help="needs --tool, and AMEM_SCOPE=all for what is under no tag")
     parser.add_argument("--freezes-between", type=int, default=0, help="as many while it answers requests, between launches, its CUDA graphs' too: with AMEM_SCOPE=all")
     parser.add_argument("--custom-all-reduce", action="store_true", help="vLLM's own kernels, which share memory by cudaIpc; ranks need GPUs of their own")
+    parser.add_argument("--attention", default="triton", help="SGLang's attention backend (default triton)")
+    parser.add_argument("--eager", action="store_true", help="SGLang captures no CUDA graphs")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--cache-mib", type=int, default=8192, help="KV cache of all ranks (default 8192)")
     parser.add_argument("--time-limit", type=int, default=240, help="seconds for everything")
@@ -288,7 +290,7 @@ def asleep(engine, tool, alone):
     before = engine.rpc("engines_used")
     engine.llm.sleep(1)
     found = {"tags": engine.rpc("engines_memory")}
-    if alone and before:  # SGLang's ranks are asked nothing
+    if alone:
         found["account"] = [checked_account(*row) for row in zip(before, engine.rpc("engines_account"))]
     environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     for name, command in (("left", ["top", "--gpu"]), ("phases", ["log", "--json", *("--kind=" + kind for kind in ("phase-begun", "cycle-done", "pool-opened"))])):

@@ -56,12 +56,14 @@ def entry_points(folder):
                     out.write(content)
 
 
-def environment_of(run, script, backend, ranks, one_gpu, scope=""):
+def environment_of(run, job, backend, ranks, one_gpu, scope=""):
     folder = os.path.join(run.scratch, "engines")
     entry_points(folder)
     preload = [os.path.join(os.path.dirname(run.patched), "libamem_nccl.so")] if backend == "amem" or scope else []
-    more = {"AMEM_ENABLE": "1"} if backend == "amem" and script == "sglang_job.py" else {}
-    more.update({"AMEM_SCOPE": scope, "AMEM_USER_MEMORY": "release"} if scope else {})
+    more = {"AMEM_ENABLE": "1"} if backend == "amem" and job[0] == "sglang_job.py" else {}
+    more.update({"AMEM_SCOPE": scope} if scope else {})
+    if scope and "--freezes-between" not in job:  # between launches a program may use what ncclMemAlloc gave it
+        more["AMEM_USER_MEMORY"] = "release"
     if one_gpu and ranks > 1:
         preload.append(os.path.abspath(run.options.second))
         more["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
@@ -96,7 +98,7 @@ def at_once(run, gpus, rows):
         command = [run.options.python, os.path.join(HERE, job[0]), *job[1:], "--backend", backend, "--time-limit", "%.0f" % (limit - 5), "--json", file,
                    *(["--one-gpu"] if one_gpu else [])]
         began = time.monotonic()
-        return run.call(command, limit, environment_of(run, job[0], backend, ranks, one_gpu, scope), echo=False)[0], time.monotonic() - began
+        return run.call(command, limit, environment_of(run, job, backend, ranks, one_gpu, scope), echo=False)[0], time.monotonic() - began
 
     if len(rows) == 1:  # in this thread, which Ctrl-C interrupts
         ended = [call(rows[0], files[0])]
@@ -136,8 +138,9 @@ def loops(run, gpus):
 def whole_process(run, gpus):
     """All memory of vLLM's ranks is AMem's, and custom all-reduce shares some of it where they have GPUs of their own: sleeps, freezes, and its start."""
     ranks = min(gpus, 2)
-    job = ["vllm_job.py", "--tp", str(ranks), "--cycles", "6", "--freezes", "2", "--freezes-between", "3", "--tool", os.path.join(run.build, "bin", "amem-replay")]
-    one_case(run, gpus, "vLLM, TP=%d, frozen, amem" % ranks, "amem", ranks, False, job + ["--custom-all-reduce"] * (ranks > 1), "all")
+    job = ["vllm_job.py", "--tp", str(ranks), "--tool", os.path.join(run.build, "bin", "amem-replay"), *["--custom-all-reduce"] * (ranks > 1)]
+    one_case(run, gpus, "vLLM, TP=%d, frozen, amem" % ranks, "amem", ranks, False, job + ["--cycles", "6", "--freezes", "2"], "all")
+    one_case(run, gpus, "vLLM, TP=%d, frozen between launches, amem" % ranks, "amem", ranks, False, job + ["--cycles", "1", "--freezes-between", "3"], "all")
     starts(run, gpus)
 
 

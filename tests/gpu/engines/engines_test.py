@@ -331,7 +331,7 @@ class Reports(unittest.TestCase):
                 ("vllm_job.py", "amem", 2, False, "full,stopped,killed", {"LD_PRELOAD": "/lib/libamem_nccl.so"}),
                 ("sglang_job.py", "amem", 2, False, "", {"LD_PRELOAD": "/lib/libamem_nccl.so", "AMEM_ENABLE": "1"}),
                 ("sglang_job.py", "torch_memory_saver", 1, True, "", {})):
-            environment, command = cases.environment_of(run, script, backend, ranks, one_gpu), cases.engine_command(run, script, backend, ranks)
+            environment, command = cases.environment_of(run, [script], backend, ranks, one_gpu), cases.engine_command(run, script, backend, ranks)
             self.assertEqual({name: environment.get(name) for name in ("LD_PRELOAD", "NCCL_MULTI_RANK_GPU_ENABLE", "AMEM_ENABLE") if name in environment}, more)
             self.assertEqual(command[:1] + command[command.index("--failures") + 1:][:1], [script, failures])
 

@@ -1,7 +1,7 @@
 // Ranks in containers: each in a pid, mount, IPC and UTS namespace of its own, where all of them have the same pid. They share
-// either the directory of the sockets, and no network, or the network, and no directory of sockets; with pidfds and without.
-// /proc is the host's, so that what a rank reads there about a pid is of another process, or a new one of its own, in which the
-// pids of other ranks are not.
+// either the directory of the sockets, and no network, or the network, and no directory of sockets; with pidfds and without,
+// and with locks that the kernel does not mark, as gVisor's. /proc is the host's, so that what a rank reads there about a pid
+// is of another process, or a new one of its own, in which the pids of other ranks are not.
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -33,22 +33,27 @@ constexpr int kOthers = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS
 enum class Common : std::uint8_t { kSocketDirectory, kNetwork };
 struct Container {
   Common common;
-  bool pidfds, own_proc = false;
+  bool pidfds, own_proc = false, robust_locks = true;
 };
 
 std::string NameOf(const ::testing::TestParamInfo<Container>& info) {
   return std::string(info.param.common == Common::kNetwork ? "a_network" : "a_socket_directory") +
-         (info.param.pidfds ? "" : "_without_pidfds") + (info.param.own_proc ? "_with_a_proc_of_its_own" : "");
+         (info.param.pidfds ? "" : "_without_pidfds") + (info.param.own_proc ? "_with_a_proc_of_its_own" : "") +
+         (info.param.robust_locks ? "" : "_without_robust_locks");
 }
 
-// As a kernel before 5.3, or a container's rules.
-bool DenyPidfds() {
+// As a kernel before 5.3 (pidfd_open), gVisor (set_robust_list), or a container's rules.
+bool Deny(std::uint32_t call) {
   sock_filter filter[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
-                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+                          BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1),
                           BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
   const sock_fprog program{std::size(filter), filter};
   ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-  return ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0 && ::syscall(SYS_pidfd_open, ::getpid(), 0) < 0;
+  return ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+bool Apply(const Container& rules) {
+  if (!rules.pidfds && !(Deny(SYS_pidfd_open) && ::syscall(SYS_pidfd_open, ::getpid(), 0) < 0)) return false;
+  return rules.robust_locks || Deny(SYS_set_robust_list);  // of threads that are still to begin
 }
 
 // Ends as that child did.
@@ -77,8 +82,9 @@ bool Enter(const Container& container, const std::filesystem::path& directory) {
   if (!network_too && ::mount("tmpfs", sockets.c_str(), "tmpfs", 0, "mode=700") != 0) return false;
   BecomeChild();
   if (container.own_proc && ::mount("proc", "/proc", "proc", 0, nullptr) != 0) return false;
+  if (!Apply(container)) return false;
   BecomeChild();
-  return container.pidfds || DenyPidfds();
+  return true;
 }
 
 bool MayMakeContainers() {
@@ -133,6 +139,7 @@ TEST_P(Containers, go_on_without_one_that_is_killed_in_a_pause_and_name_it) {
   for (const int rank : {0, 2}) {
     const auto& reply = replies[static_cast<std::size_t>(rank)];
     ASSERT_TRUE(reply.has_value());
+    // Where neither a pidfd nor a lock shows it, nobody listens on its socket any more.
     EXPECT_EQ(reply->code, Code::kPeerLost) << reply->text.data();
     EXPECT_EQ(reply->lifecycle, Lifecycle::kRunning) << reply->text.data();
     EXPECT_NE(std::string(reply->text.data()).find("rank 1 (pid"), std::string::npos) << reply->text.data();
@@ -176,7 +183,9 @@ INSTANTIATE_TEST_SUITE_P(That_share_only, Containers,
                          ::testing::Values(Container{Common::kSocketDirectory, true}, Container{Common::kNetwork, true},
                                            Container{Common::kSocketDirectory, false}, Container{Common::kNetwork, false},
                                            Container{Common::kSocketDirectory, true, true},
-                                           Container{Common::kNetwork, false, true}),
+                                           Container{Common::kNetwork, false, true},
+                                           Container{Common::kSocketDirectory, true, true, false},
+                                           Container{Common::kSocketDirectory, false, false, false}),
                          NameOf);
 
 }  // namespace

@@ -55,7 +55,7 @@ class Job(rank_process.Job):
 job = Job()
 communicator = job.make_communicator()
 memory = job.driver.allocate(4096).value
-for step in range(120):
+for step in range(60):
     job.driver.write(memory, bytes(ctypes.c_float(1 + step)) * 1024)
     job.check("ncclAllReduce", ctypes.c_void_p(memory), ctypes.c_void_p(memory), ctypes.c_size_t(1024), 7, 0, communicator, None)
     job.driver.synchronize()
@@ -72,20 +72,20 @@ class ScriptJob(unittest.TestCase):
 
     def run_script(self, what, *options):
         package = os.path.join(HERE, "..", "..", "ncclpatch", "python")
-        ran = subprocess.run([sys.executable, os.path.join(HERE, "script_job.py"), "--imitate", "stand-ins", "--library", LIBRARY, "--tool", TOOL, "--lines", "120",
+        ran = subprocess.run([sys.executable, os.path.join(HERE, "script_job.py"), "--imitate", "stand-ins", "--library", LIBRARY, "--tool", TOOL, "--lines", "60",
                               *options, "--", sys.executable, "-c", SCRIPT, what], env={**os.environ, "PYTHONPATH": package}, capture_output=True, text=True,
                              timeout=200, check=False)
         return ran.returncode, json.loads(ran.stdout.splitlines()[-1])
 
     def test_a_script_that_is_stopped_prints_what_it_prints_otherwise(self):
-        code, answer = self.run_script("well", "--pauses", "2", "--freezes", "1")
-        self.assertEqual((code, answer["problems"], answer["losses"]), (0, [], 120))
-        self.assertEqual({name: len(one) for name, one in answer["seconds"].items()}, {"pause": 2, "resume": 2, "freeze": 1, "thaw": 1})
+        code, answer = self.run_script("well", "--pauses", "1", "--freezes", "1")
+        self.assertEqual((code, answer["problems"], answer["losses"]), (0, [], 60))
+        self.assertEqual({name: len(one) for name, one in answer["seconds"].items()}, {"pause": 1, "resume": 1, "freeze": 1, "thaw": 1})
 
     def test_another_loss_is_said_with_its_place_and_whether_stock_has_it_each_time(self):
         code, answer = self.run_script("differs", "--pauses", "1")
         self.assertEqual(code, 1)
-        self.assertEqual(answer["problems"], ["losses differ from number 7 on, of 120 and 120: ['9.0000'], not ['8.0000']",
+        self.assertEqual(answer["problems"], ["losses differ from number 7 on, of 60 and 60: ['9.0000'], not ['8.0000']",
                                               "a second run without AMem has the losses of the first"])
 
 

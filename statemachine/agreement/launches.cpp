@@ -42,7 +42,7 @@ ClockId ClockOf(const ClockReading& reading) {
 LaunchStop::Seen LaunchStop::See(std::span<const LaunchReading> readings) const {
   Seen seen;
   std::map<Place, std::size_t> at;
-  std::map<std::pair<std::uint64_t, std::int32_t>, Place> ranks;  // of each communicator
+  std::map<std::pair<std::uint64_t, std::int32_t>, std::size_t> ranks;  // of each communicator; where it is
   for (std::size_t process = 0; process < readings.size(); ++process) {
     for (const LaunchSeat& seat : readings[process].seats) {
       at[{process, seat.device}] = seen.places.size();
@@ -50,21 +50,21 @@ LaunchStop::Seen LaunchStop::See(std::span<const LaunchReading> readings) const 
       seen.launchers.push_back({.launched = {}, .held = seat.held, .let_go = seat.let_go, .ended = false});
     }
     for (const ClockReading& one : readings[process].clocks) {
-      if (!one.ended && at.contains({process, one.device})) ranks[{one.communicator, one.rank}] = {process, one.device};
+      const auto seat = at.find({process, one.device});
+      if (!one.ended && seat != at.end()) ranks[{one.communicator, one.rank}] = seat->second;
     }
   }
-  const auto launcher = [&](const Place& place) -> Launcher& { return seen.launchers[at.at(place)]; };
   for (std::size_t process = 0; process < readings.size(); ++process) {
     for (const ClockReading& one : readings[process].clocks) {
-      const Place place{process, one.device};
-      if (!one.ended && !at.contains(place)) continue;
+      const auto seat = at.find({process, one.device});
+      if (!one.ended && seat == at.end()) continue;
       // Who has let go of a communicator launches no more on it, whatever the others do.
-      std::uint64_t& launched = one.ended ? seen.ended[ClockOf(one)] : launcher(place).launched[ClockOf(one)];
+      std::uint64_t& launched = one.ended ? seen.ended[ClockOf(one)] : seen.launchers[seat->second].launched[ClockOf(one)];
       launched = std::max(launched, one.launched);
       // The other side of a pair is a member, too, also where it has launched nothing to it yet.
       for (const std::int32_t side : {one.from, one.to})
         if (const auto other = ranks.find({one.communicator, side}); side >= 0 && other != ranks.end())
-          launcher(other->second).launched.try_emplace(ClockOf(one), 0);
+          seen.launchers[other->second].launched.try_emplace(ClockOf(one), 0);
     }
   }
   return seen;

@@ -250,6 +250,8 @@ void PrintList(const std::vector<std::filesystem::path>& sessions, Output& out) 
 }
 
 int RunList(const ListOptions& options, Output& out) {
+  if (options.live && !options.targets.ranks.empty())
+    return Complain("--rank is not for --live, which asks all ranks of a job", kUsage);
   if (options.live) return PrintLive(options.targets.names, options.json, out);
   const std::vector<std::filesystem::path> sessions = FindSessions(options.targets);
   if (options.json) {

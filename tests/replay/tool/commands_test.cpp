@@ -285,6 +285,12 @@ TEST_F(Commands, what_a_pause_copied_is_told) {
   EXPECT_HAS(Contents(scratch_ / "moved.html"), R"("x":[1048576,3145728,2097152])");
 }
 
+TEST_F(Commands, ls_live_does_not_leave_out_a_rank_in_silence) {
+  const Ran ran = Shell("$TOOL ls --live --rank 0");
+  EXPECT_EQ(ran.code, 1) << ran.out;
+  EXPECT_HAS(ran.err, "--rank is not for --live, which asks all ranks of a job");
+}
+
 // A process that has ended has no /proc any more.
 TEST_F(Commands, ls_names_the_program_of_the_dead) {
   std::uint64_t clock = 1'000'000'000;

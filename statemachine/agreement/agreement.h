@@ -5,10 +5,10 @@
 //
 //   come   all members are in the same call; nobody has done anything yet
 //   idle   all devices are idle and no library call is under way, so nobody imports, launches or sends anything more
-//   saved host memory for all contents is secured, and the copies are queued; nobody has released anything yet
+//   saved  host memory for all contents is secured, and the copies are queued; nobody has released anything yet
 //   gone   all own memory is released                                                               a pause ends here
 //   made   all own memory exists again, so it can be imported
-//   joined all imports are made again, contents are back, and multicast objects have all their devices
+//   joined all imports are made again, all contents are back, and multicast objects have all devices, so they can be bound to
 //   open   all memory is bound and verified                                                         a resume ends here
 //
 // A round of a pause goes through come, idle, saved, gone. If come, idle or saved fails, all run on at once. If gone fails, the

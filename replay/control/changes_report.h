@@ -16,7 +16,7 @@ namespace amem::control {
 
 class ChangesReport {
  public:
-  // `progress` outlives it; empty: nobody waits for it.
+  // `progress` outlives it; empty: nothing is reported.
   ChangesReport(const Progress& progress, std::chrono::milliseconds interval)
       : progress_(progress), interval_(interval), next_(In(interval)) {}
 

@@ -146,8 +146,7 @@ Result<const RankLink*> JobControl::AwaitRanks(Ask asked, Deadline until,
   }
 }
 
-// ---- status of the ranks
-// --------------------------------------------------------------------------------------------------------
+// ---- status of the ranks ---------------------------------------------------------------------------------------------------
 
 bool JobControl::HasCome(const RankLink& rank) const {
   return Has(rank, Phase::kArrived) || Has(rank, Phase::kPaused) || rank->is.own_pause == OwnPause::kPaused;

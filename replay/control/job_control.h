@@ -1,7 +1,8 @@
 // The tool's side of requests from outside: the processes of one job on this host, asked to pause and to resume.
 //
-// Each rank is asked over its session's socket. While a JobControl lives, the ranks take only its orders; when the tool dies
-// its connections end, and a request that no rank has been ordered to complete is void. For one thread.
+// Each rank is asked over its session's socket. While a JobControl lives, the ranks take only its orders. When the tool dies
+// its connections end: a pause that no rank has been ordered to complete is void, and a resume goes on on each rank that has
+// the order. For one thread.
 #pragma once
 
 #include <chrono>
@@ -19,7 +20,8 @@ namespace amem::control {
 class JobControl final : public AskedJob {
  public:
   // kRefused: another request is under way (the message names its pid), or a process cannot be asked. Sessions whose process
-  // has ended are left out; kNotFound: none is left. Waits until a request that a dead tool left under way has ended.
+  // has ended are left out; kNotFound: none is left. Waits, about a minute at most, until a request that a dead tool left under
+  // way has ended.
   static Result<JobControl> Open(const std::vector<RankPlace>& ranks, const std::filesystem::path& socket_directory);
 
   [[nodiscard]] std::vector<RankView> Ranks() override;

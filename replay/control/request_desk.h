@@ -1,5 +1,6 @@
 // What the session's service thread and the rank's other threads share, under one lock: the order in force, how far it has been
-// carried out, and the status for the tool. With the lock held only the listener for changes is called.
+// carried out, and the status for the tool. With the lock held nothing is called but the listener for changes, and what a
+// caller of ChangeStatus or Report passes.
 #pragma once
 
 #include <atomic>

@@ -308,8 +308,7 @@ class Coordinator::Call final : public board::RoundHooks {
   }
   // All had come, and the call failed on another member before this one had done anything, so the gate is open. A call of the
   // program must not find the scope pausing, where new memory cannot be recorded: all of a pause is recorded under one lock.
-  // A paused scope refuses such calls itself. Nothing: the
-  // beginning could not be recorded.
+  // A paused scope refuses such calls itself. Nothing: the beginning could not be recorded.
   std::optional<Status> JournalWhatOthersBegan(const Status& why, Ballot failed) {
     Ledger& ledger = scope_.context_.ledger;
     const Status told = scope_.CallerMessage(call_.kind, why);

@@ -24,7 +24,7 @@ class CopyQueue {
     backup_.SetUntil(until);
   }
   void SetScanMode(ScanMode mode) { scan_mode_ = mode; }  // of later saves
-  // First waits for copies that an earlier failure left running, which belong to no phase of this cycle.
+  // First waits for copies that a failure left running, which belong neither to this phase nor to the one before.
   Status BeginPhase(PhaseKind phase);
   // Begins to copy what these steps will wait for: only saves, or only restores. Skips allocations that no longer exist,
   // those whose restore has begun, and NCCL's that are to stay after all.

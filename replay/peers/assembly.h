@@ -49,7 +49,8 @@ class Assembly {
   [[nodiscard]] virtual board::ScopeFacts FactsOf(SessionId session) = 0;
   // The first of these with which this session shares memory now, directly or through others. A link of that chain counts if
   // the page of one of its ends shows it that is in this call, or the page of the end farther away, which is as new as that
-  // session's own last call. A link that only an older page shows lasts until the session of that page has come.
+  // session's own last call. A link that only an older page shows does not count: the sessions behind it are members only until
+  // the session of that page has come.
   [[nodiscard]] virtual std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions) {
     return sessions.empty() ? std::nullopt : std::optional(sessions.front());
   }

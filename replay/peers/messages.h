@@ -29,10 +29,10 @@ inline constexpr std::size_t kMembersMax = 512;      // sessions in one message
 inline constexpr std::size_t kReferencesMax = 4096;  // in one message
 
 enum class Purpose : std::uint8_t {
-  kData = 0,   // import, reimport, dropped; when it closes, the peer is gone
+  kData = 0,   // import, reimport, dropped; when it closes, it is checked whether the peer has ended
   kRound = 1,  // pages, boards, and who waits for whom
-  kRequest =
-      2,  // of a tool: orders and questions for the status; while one that has given an order is open, no other may give any
+  // Of a tool: orders and questions for the status. While one that has given an order is open, no other may give any.
+  kRequest = 2,
 };
 constexpr Enumerators<Purpose> EnumeratorsOf(Purpose) { return {Purpose::kRequest, "purpose"}; }
 

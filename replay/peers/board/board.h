@@ -6,7 +6,7 @@
 //     compare-and-swap.
 //   * Changes, a counter that rises with each decision, and on which members wait. Written by any member.
 //   * Seats, one a member. For each ballot: the vote with its round and time, and a statement: why it is a no, or what the
-//   member saw when it decided that the ballot failed. And when the member's own time ends. Written by that member only.
+//     member saw when it decided that the ballot failed. And when the member's own time ends. Written by that member only.
 //
 // A board belongs to its set, not to a process: when its maker ends, the others still map it. It is made once for a set, used
 // for one round after another, and no word of it is ever reset. Each word carries a round and a checksum that depends on the

@@ -1,7 +1,8 @@
 // Whether a session lives: a robust lock in its page, which one of its threads holds for as long as the session lives. The
 // kernel marks the lock when that thread ends: by SIGKILL, exit or exec of its process, also while a forked child lives on, and
 // not while the process is stopped. So whoever maps the page sees it by one load, without a descriptor, a pid or /proc, in any
-// namespace. Only if the OOM killer reclaims a process's memory before its thread ends may the kernel mark nothing.
+// namespace. The kernel marks nothing where it has no robust futexes, or where the OOM killer reclaimed the process's memory
+// before that thread ended: then the lock seems held, and only a pidfd, or a socket on which nobody listens, shows the end.
 //
 // The holder writes; all others only load. A value that can be neither a holder's nor an end's is damage, and says nothing
 // about the session.

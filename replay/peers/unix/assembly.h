@@ -20,7 +20,7 @@ namespace amem {
 class UnixAssembly final : public Assembly {
  public:
   // All must outlive it.
-  using Sayer = std::function<void(const std::string&)>;  // empty: nobody is there
+  using Sayer = std::function<void(const std::string&)>;  // empty: nothing is said
   UnixAssembly(const ConnectionContext& context, PeerService& service, PeerDelegate& delegate, Sayer say, CycleKind kind,
                std::string tag);
 

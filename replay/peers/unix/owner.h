@@ -1,5 +1,5 @@
-// The data connection to one owner: imports, imports anew in a resume, and dropped references, in the order of the calls. If it
-// breaks and the owner lives, the next request makes another.
+// The data connection to one owner: imports, imports anew in a resume or in the undo of a pause, and dropped references, in the
+// order of the calls. If it breaks and the owner lives, the next request makes another.
 #pragma once
 
 #include <condition_variable>

@@ -28,7 +28,7 @@ namespace amem {
 // Any thread may call any method, but for Hold and LetGo.
 class SharedPageTable : NoCopies {
  public:
-  // Makes this session's page. `self` has no host and other details until Publish.
+  // Makes this session's page, which says nothing of the session but its id until Publish.
   explicit SharedPageTable(SessionId self);
 
   // ---- this session's page

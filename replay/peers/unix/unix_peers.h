@@ -7,7 +7,7 @@
 //
 // Guarantees
 // * A session counts as connected from the first data connection to or from it on, and as lost, for good, once it is known to
-// have closed or its process to have ended: OnPeerLost says "died", or "has closed" if it ended in order. The end of a
+//   have closed or its process to have ended: OnPeerLost says "died", or "has closed" if it ended in order. The end of a
 //   connection, an answer that is late, and a process that cannot be seen are no losses.
 // * A session whose socket somebody removed is not lost: calls that need it fail, until its process ends.
 // * Sockets that dead processes left are swept at the start of the next session; those of the living are never touched.

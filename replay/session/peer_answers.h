@@ -1,8 +1,9 @@
 // What peers ask of this session, and what they say of themselves: the owner's side of sharing, on the service thread.
 //
 // The service thread must not wait for a driver call of another thread. So each method takes the ledger's lock for some
-// milliseconds at most, and answers "busy" or "later" (PeerDelegate) if it does not get it. No method calls into the parts
-// above (session.h), and none is called with a lock.
+// milliseconds at most, and answers "busy" or "later" (PeerDelegate) if it does not get it; Neighbours, which any thread calls,
+// and OnWitnessed wait as long as their callers say. No method calls into the parts above (session.h), and none is called with
+// a lock.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// Calls that were refused because memory is paused. In each pause it records the first at once, then the 10th, 100th and
-// 1000th, and at the end of the pause how many more there were. The ledger's lock guards it.
+// Calls that were refused because memory is paused. In each pause it records the first of a kind of call at once, then the
+// 10th, the 100th and so on, and at the end of the pause how many more there were. The ledger's lock guards it.
 #pragma once
 
 #include <cstdint>

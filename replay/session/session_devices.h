@@ -34,7 +34,8 @@ class SessionDevices : NoCopies {
 
   void TrimPinned(Bytes most);  // unpins host memory that holds no contents, down to `most`; waits for a cycle's end
   // Makes the program's call that gives up a reference to a device's primary context, while AMem holds none itself: so the
-  // context ends with the program's last reference. What AMem had there is then forgotten as with Forget.
+  // context ends with the program's last reference. What AMem had there is then forgotten as with Forget. While memory is
+  // paused, or a pause or resume is under way, AMem's reference stays, and the context with it.
   Driver::Released ReleaseContext(DeviceOrdinal device, const std::function<int()>& release);
   // The program, whose work on the device has ended, is about to reset it (cudaDeviceReset): the parts of tags there are freed,
   // as the driver frees what cudaMalloc gave. What is AMem's there apart from that may be gone, too, and contents of paused

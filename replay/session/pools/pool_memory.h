@@ -1,8 +1,8 @@
 // The memory of one pool: chunks from the driver, cut into parts for the program.
 //
 // The mutex of the pools (PoolTable) guards it: each method gets that mutex, locked by its caller, as an argument. Methods
-// marked * release it while the driver makes or frees a chunk, or while they wait for a stream; meanwhile `changing` delays the
-// pool's pauses and resumes. A chunk passes NCCL's gate on its way back, so a free waits for NCCL's cycles.
+// marked * release it while the driver makes or frees a chunk, when `changing` delays the pool's pauses and resumes, or while
+// they wait for a stream. A chunk passes NCCL's gate on its way back, so a free waits for NCCL's cycles.
 #pragma once
 
 #include <cstddef>

@@ -135,7 +135,7 @@ void CauseSearch::NoteEnd(SessionId session, bool in_order, const SessionStory& 
   end = {.wall_ns = wall, .in_order = in_order, .witnessed = true, .witness = &witness, .witness_seq = at.seq};
 }
 
-// What a session recorded of other processes: connections that it lost, seats whose members had ended, and sights.
+// What a session recorded of other processes: peers that it lost, seats whose members had ended, and sights.
 void CauseSearch::NoteEndsOfOthers(const SessionStory& j) {
   for (const auto& [lost, at] : j.lost) NoteEnd(lost.peer, lost.reason != kPeerDied, j, at);
   for (const Dated<BallotShown>& shown : j.Last().ballots) {

@@ -114,7 +114,7 @@ std::string WhenItEnded(const Explanation& e) {
   return fmt::format("while {} was {}", name, ToText(witness.findings.state.lifecycle));
 }
 
-// When the witness recorded it. A witness that lost no connection has a decision, with the phase, in its place.
+// When the witness recorded it. A witness that recorded no loss has a decision, with the phase, in its place.
 Moment TakeReport(Explanation& e, std::uint64_t time_ns) {
   const std::optional<Attempt::Decision>& decided = e.cause.witness.journal->Last().decided;
   if (time_ns == 0 && decided) {

@@ -39,7 +39,7 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
      "find what ended that process (its own output, `dmesg` for the OOM killer and Xid lines, the launcher's log)"},
     {"find-reason-of-end",
      "if it was not meant to end, read its own output and the launcher's log; no pause or resume was under way, so "
-     "AMem did not fail; only the journal was not closed"},
+     "AMem did not fail"},
     {"repair-journal",
      "remove the cause ({reason}) and restart the job; it runs on until then, but its memory cannot be given back"},
     {"resume-again", "{resume_again} to finish what is left; if that fails too, restart the job",

@@ -222,7 +222,7 @@ struct SessionStory {
     std::uint64_t count = 0;  // those of pools, too
     std::set<SessionId> members;
   } forgotten;
-  std::vector<Dated<PeerLost>> lost;                    // connections that this session lost
+  std::vector<Dated<PeerLost>> lost;                    // peers that closed or died, as recorded here
   std::vector<Dated<ProcessSeen>> seen;                 // sights of other sessions' processes
   std::vector<Dated<ThreadSeen>> threads;               // of this process, when they were recorded last
   std::vector<Dated<CommunicatorReady>> communicators;  // those with a hash

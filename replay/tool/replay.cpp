@@ -187,8 +187,8 @@ Command ReplayCommand() {
        "  amem replay DIR                            all ranks of a job, up to the end\n"
        "  amem replay DIR --to 2#115                 up to event 115 of rank 2\n"
        "  amem replay job.amem --memory 2=34GiB      others took the rest of device 2 while it was paused\n"
-       "It needs no GPU. A resume that failed for lack of memory fails again with the limit that it met, and succeeds with a "
-       "higher one.\n"},
+       "It needs no GPU. A resume that failed for lack of memory fails again with the limit that it met, and succeeds with "
+       "one that is high enough.\n"},
       AddOptions, RunReplay);
 }
 

@@ -102,8 +102,8 @@ std::vector<fs::path> PlacesOf(const Targets& targets, ScratchDirectory& scratch
       const char* const nothing =
           !WholeNumber(name) ? "{} is no file or directory here, and no job or session of {}; `amem ls` lists what is there"
           : Variable("AMEM_JOURNAL_DIR") != nullptr
-              ? "process {} has no journal in {}, which AMEM_JOURNAL_DIR names, and is no launcher's id of a job: give "
-                "the value that AMEM_JOURNAL_DIR has in that process; `amem ls` lists what is there"
+              ? "process {} has no journal in {}, which AMEM_JOURNAL_DIR names, and is no launcher's id of a job: set "
+                "it as for that process, or give the directory; `amem ls` lists what is there"
               : "process {} has no journal in {}, and is no launcher's id of a job: set AMEM_JOURNAL_DIR as for that "
                 "process, or give the directory; `amem ls` lists what is there";
       Complain(fmt::format(fmt::runtime(nothing), name, DefaultJournalDirectory().string()));

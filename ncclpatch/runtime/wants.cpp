@@ -72,7 +72,7 @@ Status Wants::Resume(PoolId scope, std::optional<WantId> want, std::optional<Dea
   return {
       Code::kRefused,
       fmt::format("{} stays paused, because {} of the program (a block of amem.paused, a rollout, an adapter) "
-                  "still require{} it; it resumes when the last of these ends",
+                  "still require{} the pause; it resumes when the last of these ends",
                   memory.name, others == 1 ? "another part" : fmt::format("{} other parts", others), others == 1 ? "s" : "")};
 }
 

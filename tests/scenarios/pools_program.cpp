@@ -169,7 +169,7 @@ void Wants() {
   EXPECT(PauseFor(first, {"a"}) == 0 && PauseFor(second, {"a"}) == 0 && Pause({"a"}) == 0 && Pause({"a"}) == 0);
   EXPECT(ResumeFor(first, {"a"}) == 0 && Shows("\"state\":\"paused\""));
   EXPECT(Resume({"a"}) == 5 && Says("tag a stays paused, because another part of the program (a block of amem.paused, a "
-                                    "rollout, an adapter) still requires it"));
+                                    "rollout, an adapter) still requires the pause"));
   EXPECT(Shows("\"state\":\"paused\""));
   EXPECT(ResumeFor(second, {"a"}) == 0 && !Shows("\"state\":\"paused\"") &&
          Holds(a));  // and the plain calls' went with their resume

@@ -148,8 +148,7 @@ void AddHeld(std::span<const Launched> launched, int threads) {
 
 }  // namespace
 
-// ---- what is known
-// -----------------------------------------------------------------------------------------------------------
+// ---- what is known -----------------------------------------------------------------------------------------------------
 
 void Began(const Communicator& known) noexcept {
   Locked([&](All& all) {
@@ -321,8 +320,7 @@ void StreamEnding::Done(bool is_gone, bool was_done) noexcept {
     });
 }
 
-// ---- calls
-// -------------------------------------------------------------------------------------------------------------------
+// ---- calls -------------------------------------------------------------------------------------------------------------
 
 Place& PlaceOfThread() noexcept {
   Place& place = FindPlace();

@@ -117,7 +117,8 @@ void SayWhereabouts(Explanation& e, SessionId session, const LateArrival& late) 
     text = fmt::format("its last event before that is {}number {} ({}), {} earlier", before->exact ? "" : "about ",
                        before->seq.value, before->kind, DurationText(e.cause.wall_ns - e.roster.Wall(*j, before->time_ns)));
     const std::uint64_t since = j->last.seq.value - before->seq.value;
-    text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event") + ", none of which is a call of it";
+    text += since == 0 ? ", followed by none" : ", followed by " + Plural(since, "event");
+    if (since != 0) text += since == 1 ? ", which is no call of it" : ", none of which is a call of it";
   }
   e.Say(fmt::format("{} did not call {}: {}; {}.", Capitalized(e.names.Name(session)), e.Call(), text,
                     PresenceText(e.roster, *j)));

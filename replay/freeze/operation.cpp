@@ -201,8 +201,8 @@ Status FreezeOperation::AskDriver() {
   if (frozen == 0) return {};
   if (Unfinished() && !checked_) {
     return {Code::kRefused,
-            "a freeze or thaw of this job has not come to its end, because its tool died: amem freeze --continue "
-            "finishes it, amem freeze --undo goes back"};
+            "a freeze or thaw of this job has not come to its end: amem freeze --continue finishes it, amem freeze --undo "
+            "goes back"};
   }
   if (frozen == alive && !checked_) return {Code::kRefused, "the job is frozen already; amem thaw brings it back"};
   return {Code::kRefused,

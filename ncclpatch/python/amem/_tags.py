@@ -185,7 +185,7 @@ def pause(*tags: str, wait: bool = True, stream: Any = None, process_group: Any 
     process_group:  of torch.distributed, or an amem.StoreGroup; True: the default one. Then the pause is that of all its ranks on
              all hosts, each of which calls it with the same tags: when one fails or does not come, all that had paused resume again,
              and the error names it. The ranks agree through the group's store, without a collective. If it fails, contents under
-             policy "discard" are lost.
+             policy "discard" may be lost already.
              A rank that has no memory under AMem (no GPU, or AMEM_ENABLE=0) takes part with nothing.
     timeout: seconds that such a pause waits for the other ranks when its own part is done; default: nine eighths of AMEM_TIMEOUT_MS.
     hosts_idle: the GPUs of all ranks on all hosts have finished their work, and the caller has made sure of it: synchronize, then a

@@ -294,7 +294,8 @@ class RolloutOffload:
 
     @property
     def left(self):
-        """amem.Held, the largest first: what stays although it is of a class that goes, as of the first rollout."""
+        """amem.Held, the largest first: what stays although it is of a class that goes: as of the first rollout, or of the first after a CUDA graph was
+        captured, if tensors stay because of it."""
         return self._remainder.left
 
     # ---- what is adopted
@@ -436,7 +437,7 @@ class RolloutOffload:
 
     def _before_step(self):
         if self._paused:
-            raise RuntimeError("RolloutOffload: optimizer.step() in a rollout: the optimizer's memory is released until the rollout ends, and the step would fault")
+            raise RuntimeError("RolloutOffload: optimizer.step() in a rollout: memory that it uses is released until the rollout ends, and the step would fault")
         if "gradients" in self._tags.names:
             self._tensors.note_buckets()
         self.wait()

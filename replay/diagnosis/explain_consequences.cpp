@@ -82,8 +82,7 @@ void RecommendForHalfWay(Explanation& e) {
   Remedy& remedy = e.verdict.remedy;
   if (e.cause.kind == VerdictKind::kDied) {
     remedy.outlook = Outlook::kOthersHalfWay;
-  } else if (remedy.action != Action::kRestartProcess && remedy.action != Action::kExamineGpu &&
-             remedy.action != Action::kResumeAgain) {
+  } else if (!EndsTheJob(remedy.action) && remedy.action != Action::kResumeAgain) {
     remedy.outlook = Outlook::kCannotBeUndone;
   }
 }

@@ -54,10 +54,9 @@ std::optional<DeviceOrdinal> DeviceOf(const Attempt::Failure& failure) {
 void RecommendForStep(Explanation& e, const Attempt::Failure& failure) {
   const Action action = ActionForFailure(failure.code, failure.driver_result, failure.step.kind, Action::kReadMessage);
   const Outlook undone = e.cause.attempt->undone ? Outlook::kCallAgain : Outlook::kCannotBeUndone;
-  const bool final = action == Action::kExaminePeer || action == Action::kRestartProcess || action == Action::kExamineGpu;
-  e.Recommend(action, final ? Outlook::kUnsaid : undone);
+  e.Recommend(action, action == Action::kExaminePeer || EndsTheJob(action) ? Outlook::kUnsaid : undone);
   Remedy& remedy = e.verdict.remedy;
-  if (action == Action::kExamineGpu) {
+  if (action == Action::kExamineGpu || action == Action::kAvoidDisplay) {
     remedy.device = DeviceOf(failure);
     if (remedy.device) remedy.gpu = GpuOf(e.story->who(), remedy.device->value);
   }
@@ -166,12 +165,18 @@ void ExplainFailedStep(Explanation& e) {
   }
 }
 
+bool EndsTheJob(Action action) {
+  return action == Action::kRestartProcess || action == Action::kExamineGpu || action == Action::kAvoidDisplay;
+}
+
 // What an answer of the driver's says by itself: of memory that is faulty, or a context that is dead, as the CUDA driver
 // documents them.
 static Action ActionForResult(int driver_result, Action otherwise) {
   constexpr int kEccUncorrectable = 214;  // CUDA_ERROR_ECC_UNCORRECTABLE
-  constexpr std::array kFatal = {4, 201, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999};
+  constexpr int kLaunchTimeout = 702;     // CUDA_ERROR_LAUNCH_TIMEOUT
+  constexpr std::array kFatal = {4, 201, 700, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999};
   if (driver_result == kEccUncorrectable) return Action::kExamineGpu;
+  if (driver_result == kLaunchTimeout) return Action::kAvoidDisplay;
   return std::ranges::find(kFatal, driver_result) != kFatal.end() ? Action::kRestartProcess : otherwise;
 }
 

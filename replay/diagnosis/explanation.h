@@ -62,6 +62,8 @@ void ExplainNotUnderAmem(Explanation&);
 void ExplainReported(Explanation&);  // any of these, when only others tell of it
 // What to do about a failure with that code at a step of that kind, or without a step.
 Remedy::Action ActionForFailure(Code code, int driver_result, std::optional<StepKind> step, Remedy::Action otherwise);
+// Whether it is for a context that is lost, or memory that is faulty, so that no call is to be repeated.
+bool EndsTheJob(Remedy::Action action);
 
 void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict);
 // Lists all candidates, in the order in which they are believed.

@@ -91,6 +91,9 @@ constexpr std::array<ActionText, kRemedyActions> kActions = {{
     {"examine-gpu",
      "end the job and have {gpu_of} examined (`nvidia-smi -q -d ECC`, Xid lines in dmesg), and reset or replaced; repeating "
      "{call} does not help"},
+    {"avoid-display",
+     "restart the job, because repeating {call} does not help; before that take the display off {gpu_of} (Disp.A in "
+     "nvidia-smi), or give that rank a GPU without one (CUDA_VISIBLE_DEVICES), or shorten its kernels"},
 }};
 
 constexpr std::string_view kFreeSomeMemory =

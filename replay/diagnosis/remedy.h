@@ -45,6 +45,7 @@ struct Remedy {
     kStartUnderAmem,     // `process` has no session, and NCCL could not share memory with it
     kExamineCard,        // a network card did not let go of memory, or did not register it again
     kExamineGpu,         // a GPU's memory has an error that it could not correct: contents there may be wrong
+    kAvoidDisplay,       // a kernel ran longer than the driver allows where a display watches the GPU: a context is lost
   };
   // What follows for the job.
   enum class Outlook : std::uint8_t {
@@ -80,7 +81,7 @@ struct Remedy {
   friend bool operator==(const Remedy&, const Remedy&) = default;
 };
 
-inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kExamineGpu) + 1;
+inline constexpr std::size_t kRemedyActions = static_cast<std::size_t>(Remedy::Action::kAvoidDisplay) + 1;
 inline constexpr std::size_t kRemedyOutlooks = static_cast<std::size_t>(Remedy::Outlook::kAllEnded) + 1;
 
 // "free-memory", "end-captures", ...; "none". These words are stable: programs compare them.

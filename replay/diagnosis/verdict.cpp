@@ -126,6 +126,9 @@ void Explain(const Roster& roster, const CandidateCause& cause, Verdict& verdict
   }
   if (verdict.remedy.action == Remedy::Action::kExamineGpu)
     explanation.Say(Sentence(GpuText(verdict.remedy) + " has an uncorrectable memory error: contents there may be wrong"));
+  if (verdict.remedy.action == Remedy::Action::kAvoidDisplay)
+    explanation.Say("A kernel on " + GpuText(verdict.remedy) +
+                    " ran longer than the driver allows where a display watches the GPU: the context of that process is lost.");
   const bool of_pool = !verdict.tag.empty();
   if (of_pool) explanation.Say(PoolText(explanation, verdict.tag));
   if (cause.attempt != nullptr && cause.attempt->begun && !of_pool) ExplainConsequences(explanation);

@@ -16,6 +16,7 @@ const Words kFreeDevice = {"free-memory"};
 const Words kHostMemory = {"free-host-memory"};
 const Words kRestart = {"restart-process"};
 const Words kGpu = {"examine-gpu"};
+const Words kDisplay = {"avoid-display"};
 const Words kDriver = {"find-driver-error"};
 const Words kGroups = {"one-group"};
 const Words kJournal = {"repair-journal"};
@@ -343,6 +344,8 @@ void AddDriverErrors(std::vector<Failure>& all) {
   with("launch failure (719) when a pause waits for the device", {"1:at=Synchronize,1,fail-all=719", "pause"}, kRestart);
   with("uncorrectable memory error (214) in a pause", {"1:at=Copy|Query,1,fail-all=214", "pause"}, kGpu);
   with("uncorrectable memory error (214) in a resume", {"pause", "1:at=Map,1,fail-all=214", "resume"}, kGpu);
+  with("launch timeout (702) when a pause waits for the device", {"1:at=Synchronize,1,fail-all=702", "pause"}, kDisplay);
+  with("launch timeout (702) in a resume", {"pause", "1:at=Map,1,fail-all=702", "resume"}, kDisplay);
   with("unknown error (999) in a resume", {"pause", "1:at=Map,1,fail-all=999", "resume"}, kRestart);
   with("invalid value in a resume, once", {"pause", "1:at=Map,1,fail=1", "resume"}, {});
   with("not supported in a resume, and in its undo", {"pause", "1:at=SetAccess,1,fail-all=801", "resume"}, {});

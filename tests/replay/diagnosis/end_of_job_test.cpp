@@ -494,6 +494,7 @@ TEST(EndOfJob, of_a_culprit_without_a_journal_the_kind_is_what_the_others_were_t
   for (const Told& told : {Told{Code::kOutOfMemory, 2, VerdictKind::kOutOfMemory, Action::kFreeMemory},
                            Told{Code::kDriver, 719, VerdictKind::kStepFailed, Action::kRestartProcess},
                            Told{Code::kDriver, 214, VerdictKind::kStepFailed, Action::kExamineGpu},
+                           Told{Code::kDriver, 702, VerdictKind::kStepFailed, Action::kAvoidDisplay},
                            Told{Code::kBroken, 0, VerdictKind::kBroken, Action::kRepairJournal},
                            Told{Code::kTimeout, 0, VerdictKind::kStalled, Action::kExamineProcess}}) {
     CycleJob job;

@@ -55,7 +55,8 @@ TEST(Remedy, each_action_has_the_sentence_that_belongs_to_it) {
            {Action::kReportReference, "the owner does not know the reference"},
            {Action::kReportJournals, "this should not be possible"},
            {Action::kGiveWholeJournals, "supply complete journals"},
-           {Action::kExamineGpu, "end the job and have device 3 of rank 2 (GPU-abc) examined"}}) {
+           {Action::kExamineGpu, "end the job and have device 3 of rank 2 (GPU-abc) examined"},
+           {Action::kAvoidDisplay, "take the display off device 3 of rank 2 (GPU-abc)"}}) {
     EXPECT_TRUE(Has(Of(action), part)) << ToText(Of(action)) << "\nhas not: " << part;
   }
   for (const auto& [outlook, part] : std::initializer_list<std::pair<Outlook, const char*>>{
@@ -98,6 +99,8 @@ TEST(Remedy, unknown_facts_leave_no_gap) {
   EXPECT_TRUE(Has(remedy, "have device 3 of rank 2 examined"));
   remedy.device.reset();
   EXPECT_TRUE(Has(remedy, "have the GPU of rank 2 examined"));
+  remedy.action = Action::kAvoidDisplay;
+  EXPECT_TRUE(Has(remedy, "take the display off the GPU of rank 2"));
 }
 
 }  // namespace

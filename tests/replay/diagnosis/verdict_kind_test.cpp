@@ -133,7 +133,7 @@ TEST(VerdictKind, step_failed_in_the_driver) {
   EXPECT_HAS(verdict.summary, "Rank 0 gave up because of it and undid what was done.");
 }
 
-constexpr int kEccUncorrectable = 214;
+constexpr int kEccUncorrectable = 214, kLaunchTimeout = 702;
 
 TEST(VerdictKind, of_an_uncorrectable_memory_error_contents_may_be_wrong_and_no_call_is_to_be_repeated) {
   for (const bool undone : {true, false}) {
@@ -149,24 +149,56 @@ TEST(VerdictKind, of_an_uncorrectable_memory_error_contents_may_be_wrong_and_no_
   }
 }
 
+// A rank's step in a resume fails, one with memory of its own or with imported memory.
+Verdict OfFailedResume(bool import, int driver_result) {
+  CycleJob job;
+  job.Pause();
+  job.BeginAll(CycleKind::kResume);
+  job.PhaseOfAll(PhaseKind::kResumeArrive);
+  Story& story = import ? job.importer : job.owner;
+  if (import) job.PhaseOfAll(PhaseKind::kResumeCreateOwn);
+  const PhaseKind phase = import ? PhaseKind::kResumeImport : PhaseKind::kResumeCreateOwn;
+  const Step step = job.WorkInto(story, phase, import ? StepKind::kImport : StepKind::kCreate);
+  story.Then(StepFailed{step, Code::kDriver, driver_result, "it did not work"});
+  job.Work(import ? job.owner : job.importer, phase);
+  job.GiveUp(CycleKind::kResume, phase, story.id(), "a rank failed", !import);
+  Verdict verdict = job.Live(kSecond);
+  EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{import ? 1 : 0}) << verdict.summary;
+  return verdict;
+}
+
 // The ordinal of imported memory's device is that of its owner.
 TEST(VerdictKind, of_a_memory_error_at_a_step_with_imported_memory_no_device_is_named) {
   for (const bool import : {false, true}) {
-    CycleJob job;
-    job.Pause();
-    job.BeginAll(CycleKind::kResume);
-    job.PhaseOfAll(PhaseKind::kResumeArrive);
-    Story& story = import ? job.importer : job.owner;
-    if (import) job.PhaseOfAll(PhaseKind::kResumeCreateOwn);
-    const PhaseKind phase = import ? PhaseKind::kResumeImport : PhaseKind::kResumeCreateOwn;
-    const Step step = job.WorkInto(story, phase, import ? StepKind::kImport : StepKind::kCreate);
-    story.Then(StepFailed{step, Code::kDriver, kEccUncorrectable, "it did not work"});
-    job.Work(import ? job.owner : job.importer, phase);
-    job.GiveUp(CycleKind::kResume, phase, story.id(), "a rank failed", !import);
-    const Verdict verdict = job.Live(kSecond);
-    EXPECT_EQ(verdict.ranks, std::vector<std::int32_t>{import ? 1 : 0}) << verdict.summary;
+    const Verdict verdict = OfFailedResume(import, kEccUncorrectable);
     EXPECT_EQ(verdict.remedy.action, Action::kExamineGpu);
     EXPECT_HAS(verdict.summary, import ? "The GPU of rank 1 has an" : "Device 0 of rank 0 (GPU-0) has an");
+  }
+}
+
+TEST(VerdictKind, of_a_kernel_that_ran_too_long_beside_a_display_the_context_is_lost_and_no_call_is_to_be_repeated) {
+  for (const bool undone : {true, false}) {
+    const Verdict verdict = OfFailedStep(Code::kDriver, kLaunchTimeout, undone);
+    EXPECT_EQ(verdict.kind, VerdictKind::kStepFailed);
+    EXPECT_HAS(verdict.summary,
+               "The driver's answer was CUDA_ERROR_LAUNCH_TIMEOUT (702, the launch timed out and was terminated).");
+    EXPECT_HAS(verdict.summary,
+               "A kernel on device 0 of rank 1 (GPU-1) ran longer than the driver allows where a display watches the GPU: the "
+               "context of that process is lost.");
+    EXPECT_EQ(verdict.remedy.action, Action::kAvoidDisplay);
+    EXPECT_EQ(verdict.remedy.outlook, Outlook::kUnsaid);
+    EXPECT_HAS(ToText(verdict.remedy), "take the display off device 0 of rank 1 (GPU-1)");
+    EXPECT_HAS(ToText(verdict.remedy), "repeating ncclPause does not help");
+  }
+}
+
+TEST(VerdictKind, of_a_kernel_that_ran_too_long_at_a_step_with_imported_memory_no_device_is_named) {
+  for (const bool import : {false, true}) {
+    const Verdict verdict = OfFailedResume(import, kLaunchTimeout);
+    EXPECT_EQ(verdict.remedy.action, Action::kAvoidDisplay);
+    EXPECT_EQ(verdict.remedy.outlook, Outlook::kUnsaid) << "also where the undo failed: no resume brings that context back";
+    EXPECT_HAS(verdict.summary, import ? "A kernel on the GPU of rank 1 ran" : "A kernel on device 0 of rank 0 (GPU-0) ran");
+    EXPECT_HAS(ToText(verdict.remedy), "repeating ncclResume does not help");
   }
 }
 

@@ -425,6 +425,29 @@ TEST_F(Launches, a_graph_is_not_taken_for_an_earlier_one_of_its_handle) {
   EXPECT_NE(why().find("not seen to end"), std::string::npos);
 }
 
+// With the handle it may launch, or change, what is in the other graph.
+TEST_F(Launches, a_program_that_gets_the_handle_of_a_part_can_no_longer_be_followed) {
+  namespace graphs = launches::graphs;
+  const auto handle = [](std::uintptr_t value) { return reinterpret_cast<void*>(value); };
+  const auto probe = Function<void(void (*)(const char*))>("stand_in_probe");
+  ncclComm* const comm = Make("in a part", 0, 2);
+  graphs::Follow();
+  probe([](const char*) { launches::NoteCapture(true, reinterpret_cast<void*>(0x100), 1); });
+  Reduce(comm, 16);
+  probe([](const char*) {});
+  graphs::CaptureEnded(handle(0x100), 1);
+  graphs::Instantiated(handle(0x101), handle(0x100));
+  graphs::PartGiven();
+  EXPECT_EQ(launches::Read().why_not, "") << "it is no part of another";
+  graphs::Added(handle(0x200), handle(0x100));
+  graphs::Instantiated(handle(0x201), handle(0x200));
+  EXPECT_EQ(launches::Read().why_not, "");
+  graphs::PartGiven();
+  EXPECT_NE(launches::Read().why_not.find(graphs::kNotFollowed), std::string::npos) << launches::Read().why_not;
+  Destroy(comm);
+  EXPECT_EQ(launches::Read().why_not, "");
+}
+
 // As where a program replays it between launches of its own, on other streams: each time a stream is another than the last.
 TEST_F(Launches, the_cost_of_a_graph_is_linear_in_its_launches) {
   namespace graphs = launches::graphs;

@@ -161,15 +161,17 @@ TEST(EndOfJob, teardown_of_a_waiting_rank_does_not_hide_the_one_that_it_waited_f
 
 // But a rank that dies while it is waited for, and that the others outlive, is the cause.
 TEST(EndOfJob, a_death_that_the_others_outlive_is_the_cause) {
-  CycleJob job;
-  job.Pause();
-  job.Arrive(job.owner, CycleKind::kResume);
-  job.clock += 4 * kSecond;
-  job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
-  job.owner.Then(CycleFailed{CycleKind::kResume, 1, true, "rank 1 has died", Code::kPeerLost});
-  const Verdict verdict = job.Judge(kAlive, kGone, 10 * kSecond);
-  EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
-  EXPECT_EQ(verdict.rank, 1);
+  for (const bool gave_up : {true, false}) {
+    CycleJob job;
+    job.Pause();
+    job.Arrive(job.owner, CycleKind::kResume);
+    job.clock += 4 * kSecond;
+    job.owner.Then(PeerLost{job.importer.id(), kPeerDied});
+    if (gave_up) job.owner.Then(CycleFailed{CycleKind::kResume, 1, true, "rank 1 has died", Code::kPeerLost});
+    const Verdict verdict = job.Judge(kAlive, kGone, 10 * kSecond);
+    EXPECT_EQ(verdict.kind, VerdictKind::kDied) << verdict.summary;
+    EXPECT_EQ(verdict.rank, 1);
+  }
 }
 
 // It had not joined, and was running; the others were told of its death at once.

@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -837,6 +838,33 @@ void CopyPieces(void** arguments) {
   }
 }
 
+// What the kernels that find and clear are told of each unit: its first byte, and how many pages it has.
+template <class Do>
+void ForEachUnit(void** arguments, const Do& act) {
+  const auto* const table = reinterpret_cast<const sparse::TableExtent*>(*static_cast<CUdeviceptr*>(arguments[0]));
+  const unsigned count = *static_cast<unsigned*>(arguments[1]), units = *static_cast<unsigned*>(arguments[2]);
+  ++counted.launches;
+  for (unsigned i = 0, unit = 0; i < count; ++i) {
+    EXPECT_EQ(table[i].first_unit, unit) << "without gaps";
+    for (unsigned page = 0; page < table[i].pages; page += kUnitPages)
+      act(unit++, reinterpret_cast<std::byte*>(table[i].address) + page * kPageBytes, std::min(kUnitPages, table[i].pages - page));
+    EXPECT_EQ(unit, i + 1 < count ? table[i + 1].first_unit : units);
+  }
+}
+
+void FindPages(void** arguments) {
+  auto* const found = reinterpret_cast<std::uint32_t*>(*static_cast<CUdeviceptr*>(arguments[3]));
+  ForEachUnit(arguments, [&](unsigned unit, const std::byte* at, unsigned pages) {
+    found[unit] = 0;
+    for (Bytes i = 0; i < pages * kPageBytes; ++i)
+      if (at[i] != std::byte{0}) found[unit] |= 1U << i / kPageBytes;
+  });
+}
+
+void ClearPages(void** arguments) {
+  ForEachUnit(arguments, [](unsigned, std::byte* at, unsigned pages) { std::memset(at, 0, pages * kPageBytes); });
+}
+
 CUresult LookUpWithKernels(const char* name, void** found, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* why) {
   const auto look_up = reinterpret_cast<decltype(&LookUpWithKernels)>(dlsym(FakeLibrary(), "cuGetProcAddress_v2"));
   const std::string_view call(name);
@@ -848,9 +876,10 @@ CUresult LookUpWithKernels(const char* name, void** found, int version, cuuint64
       return CUDA_SUCCESS;
     });
   } else if (call == "cuModuleGetFunction") {
-    *found = reinterpret_cast<void*>(+[](CUfunction* function, CUmodule, const char*) {
-      static HostKernel kernel{&CopyPieces};
-      *function = reinterpret_cast<CUfunction>(&kernel);
+    *found = reinterpret_cast<void*>(+[](CUfunction* function, CUmodule, const char* kernel) {
+      static HostKernel copies{&CopyPieces}, finds{&FindPages}, clears{&ClearPages};
+      const std::string_view wanted(kernel);
+      *function = reinterpret_cast<CUfunction>(wanted.ends_with("find") ? &finds : wanted.ends_with("clear") ? &clears : &copies);
       return CUDA_SUCCESS;
     });
   } else if (call == "cuMemcpyDtoHAsync") {
@@ -900,6 +929,39 @@ TEST(CudaDriver, copies_parts_that_lie_anywhere_in_host_memory_by_one_kernel_and
   Extent odd = extents.front();
   odd.host += 512;
   EXPECT_EQ((*driver)->Gather(kGpu, std::span(&odd, 1)).code(), Code::kInvalid);
+  EXPECT_TRUE((*driver)->Release(*handle).ok());
+}
+
+// Extents of a page, of a unit and a page, and of two units, of which every second page holds something.
+TEST(CudaDriver, finds_and_clears_extents_of_any_length_by_one_kernel_each) {
+  const auto driver = CudaDriver::Load([](const char*) { return reinterpret_cast<void*>(&LookUpWithKernels); });
+  ASSERT_TRUE(driver.ok()) << driver.status().message();
+  constexpr Bytes kMemory = Bytes{2} << 20;
+  const auto handle = (*driver)->Create(kMemory, OnDevice(0), 0);
+  ASSERT_TRUE(handle.ok()) << handle.status().message();
+  const auto region = MappedRegion::Map(**driver, *handle, kMemory, 0, Access());
+  ASSERT_TRUE(region.ok()) << region.status().message();
+  auto* const device = reinterpret_cast<std::byte*>(region->address().value);
+  const std::vector<Extent> extents{{region->address() + kPageBytes, kPageBytes},
+                                    {region->address() + kMemory / 4, kUnitBytes + kPageBytes},
+                                    {region->address() + kMemory / 2, 2 * kUnitBytes}};
+  for (Bytes i = 0; i < kMemory; ++i) device[i] = std::byte{i / kPageBytes % 2 == 1};
+  counted = {};
+  const auto found = (*driver)->FindNonZero(kGpu, extents, nullptr, In(std::chrono::minutes(1)));
+  ASSERT_TRUE(found.ok()) << found.status().message();
+  EXPECT_EQ(found->unscanned, "");
+  constexpr std::uint32_t kEverySecond = 0xaaaaaaaa;
+  EXPECT_EQ(found->pages, (std::vector<std::uint32_t>{1, kEverySecond, 0, kEverySecond, kEverySecond}));
+  ASSERT_OK((*driver)->ClearAll(kGpu, extents));
+  ASSERT_OK((*driver)->FinishCopies(kGpu, In(std::chrono::minutes(1))));
+  EXPECT_EQ(counted.launches, 2U);
+  for (Bytes at = 0; at < kMemory; at += kPageBytes) {
+    const bool is_in = std::ranges::any_of(extents, [&](const Extent& extent) {
+      const Bytes from = extent.address.value - region->address().value;
+      return at >= from && at < from + extent.bytes;
+    });
+    EXPECT_EQ(device[at], std::byte{!is_in && at / kPageBytes % 2 == 1}) << at / kPageBytes;
+  }
   EXPECT_TRUE((*driver)->Release(*handle).ok());
 }
 

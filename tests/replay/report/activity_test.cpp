@@ -45,6 +45,11 @@ TEST_F(ActivityInCycle, who_has_come_waits_for_those_it_shares_memory_with) {
   EXPECT_EQ(Picture(SessionStatus::kClosed).waits_for[0], Late{}) << "a session that left in order is not waited for";
 }
 
+TEST_F(ActivityInCycle, who_has_not_paused_yet_runs_since_the_session_began) {
+  EXPECT_NE(job_.owner.events().front().time_ns, job_.owner.events().back().time_ns);
+  EXPECT_EQ(ActivityOf(job_.owner).since_ns, job_.owner.events().front().time_ns);
+}
+
 TEST_F(ActivityInCycle, the_steps_of_a_phase_are_counted_and_the_one_under_way_is_left) {
   job_.BeginAll(CycleKind::kPause);
   const std::size_t planned = test::PlannedSteps(job_.owner, PhaseKind::kPauseSave).size();

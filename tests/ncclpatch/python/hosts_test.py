@@ -269,12 +269,14 @@ class Agreement(Job):
         self.all_are("resident", self.all[:1])
 
     def test_keys_do_not_pile_up(self):
-        counts = []
+        counts, in_vain = [], []
         for _ in range(6):
             self.all_do("pause", TIMEOUT)
             self.all_do("resume", TIMEOUT)
             counts.append(self.all[0].do("keys"))
+            in_vain.append(self.server.in_vain if hasattr(self, "server") else 0)
         self.assertEqual(counts[1], counts[-1])
+        self.assertEqual(in_vain[-1] - in_vain[-2], in_vain[2] - in_vain[1], "what is gone is not deleted again")
 
     def test_the_context_manager(self):
         self.assertEqual(self.all_do("with_paused", TIMEOUT), ["paused", "paused"])

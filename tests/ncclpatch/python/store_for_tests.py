@@ -12,6 +12,7 @@ class Values:
     def __init__(self):
         self.values, self.changed = {}, threading.Condition()
         self.most = 0  # characters of all values, at any time
+        self.in_vain = 0  # deletions of what was not there
 
     def _set(self, key, value):
         with self.changed:
@@ -38,7 +39,9 @@ class Values:
 
     def _delete_key(self, key):
         with self.changed:
-            return self.values.pop(key, None) is not None
+            there = self.values.pop(key, None) is not None
+            self.in_vain += not there
+            return there
 
     def _count(self):
         with self.changed:

@@ -847,7 +847,8 @@ void ForEachUnit(void** arguments, const Do& act) {
   for (unsigned i = 0, unit = 0; i < count; ++i) {
     EXPECT_EQ(table[i].first_unit, unit) << "without gaps";
     for (unsigned page = 0; page < table[i].pages; page += kUnitPages)
-      act(unit++, reinterpret_cast<std::byte*>(table[i].address) + page * kPageBytes, std::min(kUnitPages, table[i].pages - page));
+      act(unit++, reinterpret_cast<std::byte*>(table[i].address) + page * kPageBytes,
+          std::min(kUnitPages, table[i].pages - page));
     EXPECT_EQ(unit, i + 1 < count ? table[i + 1].first_unit : units);
   }
 }
@@ -879,7 +880,9 @@ CUresult LookUpWithKernels(const char* name, void** found, int version, cuuint64
     *found = reinterpret_cast<void*>(+[](CUfunction* function, CUmodule, const char* kernel) {
       static HostKernel copies{&CopyPieces}, finds{&FindPages}, clears{&ClearPages};
       const std::string_view wanted(kernel);
-      *function = reinterpret_cast<CUfunction>(wanted.ends_with("find") ? &finds : wanted.ends_with("clear") ? &clears : &copies);
+      *function = reinterpret_cast<CUfunction>(wanted.ends_with("find")    ? &finds
+                                               : wanted.ends_with("clear") ? &clears
+                                                                           : &copies);
       return CUDA_SUCCESS;
     });
   } else if (call == "cuMemcpyDtoHAsync") {

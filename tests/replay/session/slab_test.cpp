@@ -100,6 +100,7 @@ TEST_F(SlabTest, a_range_that_was_guessed_for_another_handle_serves_the_one_that
   const State state = a.session->CopyState();
   EXPECT_EQ(state.PlaceOf(state.allocations.at(first)), range);
   EXPECT_FALSE(state.allocations.at(second).placed());
+  EXPECT_EQ(a.Count<Backed>(), 1U) << "the slab was not cut up";
   std::byte* other = a.Place(second);
   other[0] = std::byte{2};
   reinterpret_cast<std::byte*>(range.value)[0] = std::byte{1};

@@ -17,6 +17,7 @@ using test::k2M, test::kChunk, test::kDevice, test::kMiB, test::kSecond, test::P
 using Work = Simulator::Work;
 
 TEST_F(PoolsTest, a_resume_without_waiting_is_waited_for_by_the_host_or_by_a_stream) {
+  Take(Open("cache"), kMiB);  // the device is known when the tag is opened
   const PoolId pool = Open("weights");
   std::byte* const memory = Take(pool, 4 * kMiB);
   Fill(memory, 4 * kMiB, 1);

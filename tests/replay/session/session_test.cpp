@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <future>
 #include <thread>
@@ -70,15 +71,22 @@ TEST_F(SessionTest, an_import_that_waits_for_an_owner_in_a_pause_holds_up_no_pau
   });
   auto pause = test::InThread([&] { return a.session->Pause(); });
   in_a_pause.get_future().wait();
-  auto import = test::InThread([&] { return b.session->sharing().Import(token->get(), {}).status(); });
+  timespec used{};
+  auto import = test::InThread([&] {
+    Status status = b.session->sharing().Import(token->get(), {}).status();
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return status;
+  });
   while (!a.session->CopyState().peers.contains(SessionId{2})) std::this_thread::yield();  // it has asked
   const Status paused = b.session->Pause();
   EXPECT_TRUE(paused.ok()) << paused.message();
   EXPECT_EQ(import.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "it waits for the end of a's pause";
   EXPECT_TRUE(b.session->Resume().ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   go_on.set_value();
   EXPECT_TRUE(pause.get().ok());
   EXPECT_EQ(import.get().code(), Code::kRefused) << "it is paused at its owner";
+  EXPECT_LT(used.tv_sec * 1'000 + used.tv_nsec / 1'000'000, 20) << "milliseconds of a processor, while it waits";
   EXPECT_TRUE(a.session->Resume().ok());
 }
 

@@ -683,6 +683,14 @@ TEST(ReportPage, the_data_of_a_small_job_are_these) {
     EXPECT_EQ(data[nlohmann::json::json_pointer(where)], nlohmann::json::parse(what)) << where;
 }
 
+TEST(ReportPage, a_pause_that_has_not_begun_has_no_number) {
+  test::CycleJob job;
+  job.Arrive(job.owner, CycleKind::kPause);
+  const auto data = nlohmann::json::parse(ReportJson(JoinTimelines({Timeline(job.owner.events())}), {}, "1", "today"));
+  ASSERT_EQ(data["cycles"].size(), 1U);
+  EXPECT_EQ(data["cycles"][0]["parts"][0]["n"], 0);
+}
+
 TEST(ReportPage, events_that_are_only_counted_name_their_kinds) {
   std::uint64_t clock = 1;
   JobTimeline job = JoinTimelines({Timeline(test::Story(0xa, 0, &clock).events())});

@@ -686,9 +686,29 @@ TEST(ReportPage, the_data_of_a_small_job_are_these) {
 TEST(ReportPage, a_pause_that_has_not_begun_has_no_number) {
   test::CycleJob job;
   job.Arrive(job.owner, CycleKind::kPause);
-  const auto data = nlohmann::json::parse(ReportJson(JoinTimelines({Timeline(job.owner.events())}), {}, "1", "today"));
+  auto data = nlohmann::json::parse(ReportJson(JoinTimelines({Timeline(job.owner.events())}), {}, "1", "today"));
   ASSERT_EQ(data["cycles"].size(), 1U);
   EXPECT_EQ(data["cycles"][0]["parts"][0]["n"], 0);
+}
+
+TEST(ReportPage, a_resume_that_failed_has_its_message_who_was_to_blame_and_the_step) {
+  auto journals = Make(Small(true));
+  std::vector<SessionTimeline> sessions;
+  for (const int rank : {0, 2}) sessions.push_back(Timeline(journals[rank]));
+  const JobTimeline job = JoinTimelines(std::move(sessions));
+  auto last = nlohmann::json::parse(ReportJson(job, {}, "1", "today"))["cycles"].back()["parts"];
+  ASSERT_EQ(last.size(), 2U);
+  for (std::size_t s = 0; s < 2; ++s) {
+    const Attempt& of = job.sessions[s].cycles.back();
+    EXPECT_FALSE(of.failure.empty());
+    EXPECT_EQ(last[s]["m"], of.failure);
+    EXPECT_EQ(last[s]["c"], 1) << "the second of these";
+    EXPECT_EQ(last[s].contains("f"), s == 1);
+  }
+  const auto& step = *job.sessions[1].cycles.back().failed_step;
+  const nlohmann::json expected = {
+      {"step", ToText(step.step)}, {"code", ToText(step.code)}, {"message", step.message}, {"seq", step.at.seq.value}};
+  EXPECT_EQ(last[1]["f"], expected);
 }
 
 TEST(ReportPage, events_that_are_only_counted_name_their_kinds) {

@@ -81,6 +81,8 @@ TEST_F(RerunSessionTest, a_pause_and_a_resume_are_done_again_and_end_in_the_same
   EXPECT_EQ(replay.session->recorded(), ledger_.state());
   EXPECT_TRUE(replay.session->Compare().ok());
   EXPECT_EQ(replay.session->counts().steps, All<StepBegun>().size());
+  EXPECT_EQ(replay.session->counts().calls, replay.session->counts().steps + 4 + 1 + 4)
+      << "what is mapped was created or imported, and a range was reserved, mapped and opened; the second was only created";
   EXPECT_EQ(replay.driver->BytesInUse(DeviceOrdinal{0}), 2 * k2M);
 }
 

@@ -405,6 +405,17 @@ void ForkedByCudaItself() {
   Cycles();
 }
 
+// With LOCAL_WORLD_SIZE: of the host's memory each rank pins its share.
+void Crowded() {
+  EXPECT(amem_pool("weights", AMEM_PRESERVE) == 0);
+  const Block block = Take("weights", 64 * kMiB, 1);
+  CUcontext context = nullptr;
+  EXPECT(DRIVER(cuDevicePrimaryCtxRetain)(&context, 0) == CUDA_SUCCESS);
+  usleep(250'000);  // in which memory is pinned ahead of a pause
+  EXPECT(DRIVER(stand_in_cuda_pinned)(context) < 64 * kMiB);
+  EXPECT(Pause({"weights"}) == 0 && Resume({"weights"}) == 0 && Holds(block));
+}
+
 void DefaultTag() {
   Block block{static_cast<unsigned char*>(amem_alloc(kMiB, 0, nullptr)), kMiB, 4};
   EXPECT(block.at != nullptr);
@@ -431,6 +442,7 @@ int main(int argc, char** argv) {
                                                          {"threads", Threads},
                                                          {"forked", Forked},
                                                          {"forked-by-cuda", ForkedByCudaItself},
+                                                         {"crowded", Crowded},
                                                          {"default-tag", DefaultTag}};
   const auto chosen = argc == 2 ? all.find(argv[1]) : all.end();
   if (chosen == all.end()) return 2;

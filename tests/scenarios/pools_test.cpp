@@ -39,6 +39,7 @@ TEST_F(PoolsOfAProgram, a_forked_child_is_inert_and_the_parent_goes_on) { IsFine
 TEST_F(PoolsOfAProgram, a_pool_comes_before_cuda_and_cuda_forks_when_it_starts) {
   IsFine("forked-by-cuda", {{"STAND_IN_FAULT", "fork"}});
 }
+TEST_F(PoolsOfAProgram, many_ranks_share_the_memory_of_their_host) { IsFine("crowded", {{"LOCAL_WORLD_SIZE", "10000000"}}); }
 TEST_F(PoolsOfAProgram, a_higher_priority_comes_first) { IsFine("priorities"); }
 TEST_F(PoolsOfAProgram, the_innermost_of_nested_pools_is_allocated_from) { IsFine("nested"); }
 TEST_F(PoolsOfAProgram, memory_is_paused_while_any_want_names_it) { IsFine("wants"); }

@@ -438,6 +438,8 @@ class Described(Scratch):
         for command, options in self.commands.items():
             for option in options:
                 self.assertTrue(f" {option} " in sections[command] or f" {option} " in common, (command, option))
+        broken = [len(line.rstrip()) for line in page.replace("\\-", "-").splitlines() if line.startswith(26 * " ")]
+        self.assertIn(max(broken, default=0), range(60, 77), "lines of help are as wide as a terminal that shows them indented")
         if shutil.which("groff"):
             checked = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z"], input=page, capture_output=True, text=True, check=False)
             self.assertEqual((checked.returncode, checked.stderr), (0, ""))

@@ -88,7 +88,10 @@ Status PutBeside(const fs::path& from, const fs::path& to, bool link) {
     fs::copy_file(from, staged, error);
   }
   if (!error) fs::rename(staged, to, error);
-  return error ? Failed("putting " + from.filename().string() + " into " + to.parent_path().string(), error) : Status::Ok();
+  if (!error) return Status::Ok();
+  const Status status = Failed("putting " + from.filename().string() + " into " + to.parent_path().string(), error);
+  fs::remove(staged, error);
+  return status;
 }
 
 Result<std::vector<fs::path>> PutCompanions(const Request& request) {

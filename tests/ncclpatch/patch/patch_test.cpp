@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "tests/scenarios/job.h"
 
@@ -75,8 +78,30 @@ TEST(Patch, refuses_with_a_reason) {
   expect({kPlain, "-o", AMEM_STAND_INS}, {}, 2, "is the library to be patched itself");
   expect({kPlain, "-o", "/proc/here"}, {}, 2, "/proc/here");
   expect({kPlain, "-o", out}, {{"PATH", "/nowhere"}}, 2, "install it");
-  EXPECT_FALSE(fs::exists(fs::path(out) / "libnccl.so.2")) << "nothing half done";
-  for (const auto& left : fs::directory_iterator(out)) EXPECT_EQ(left.path().string().find(".new"), std::string::npos) << left;
+  // A patchelf that does half of what it is told, and a disk on which the copy has no room.
+  const auto half = job.directory() / "half";
+  fs::create_directory(half);
+  std::ofstream(half / "patchelf") << R"(#!/bin/sh
+[ "$1" = --add-needed ] || PATH="${PATH#*:}" exec patchelf "$@")";
+  fs::permissions(half / "patchelf", fs::perms::owner_all);
+  expect({kPlain, "-o", out}, {{"PATH", half.string() + ":" + std::getenv("PATH")}}, 2,
+         "does not look for libamem_nccl.so beside itself");
+  const auto nothing_is_half_done = [&] {
+    EXPECT_FALSE(fs::exists(fs::path(out) / "libnccl.so.2"));
+    for (const auto& left : fs::directory_iterator(out))
+      EXPECT_EQ(left.path().string().find(".new"), std::string::npos) << left;
+  };
+  nothing_is_half_done();
+  for (const bool link : {false, true}) {
+    fs::remove_all(out);
+    std::vector<std::string> command{"/bin/sh", "-c", R"(trap '' XFSZ; ulimit -f 1; exec "$@")", "sh", AMEM_PATCH, kPlain,
+                                     "-o",      out};
+    if (link) command.emplace_back("--link");
+    const auto full = RunProgram(command, {}, job.directory());
+    EXPECT_EQ(full.status, 2);
+    EXPECT_NE(full.err.find(link ? "copying " + kPlain : "putting libamem_nccl.so"), std::string::npos) << full.err;
+    nothing_is_half_done();
+  }
   expect({kPlain}, {}, 1, "-o");
   expect({"--check", kPlain}, {}, 2, "is not patched");
   expect({"--help"}, {}, 0, "Exit codes");

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -205,6 +206,17 @@ TEST_F(LedgerTest, a_free_lock_is_taken_at_once_and_keeps_others_out) {
   ledger.unlock();
 }
 
+TEST_F(LedgerTest, who_holds_it_is_named_however_it_was_taken) {
+  std::thread([&] {
+    const std::string name = ": thread " + std::to_string(::gettid());
+    ASSERT_TRUE(ledger.TryLockFor(std::chrono::milliseconds(0)));
+    EXPECT_NE(ledger.Held().message().find(name), std::string::npos) << ledger.Held().message();
+    ledger.unlock();
+  }).join();
+  const LedgerLock lock(ledger);
+  EXPECT_NE(ledger.Held().message().find(": thread " + std::to_string(::gettid())), std::string::npos);
+}
+
 TEST_F(LedgerTest, a_lock_that_another_holds_is_waited_for_as_long_as_asked) {
   const LedgerLock lock(ledger);
   std::thread([&] {
@@ -237,6 +249,8 @@ TEST_F(LedgerTest, a_cycle_whose_end_is_owed_has_ended_whatever_the_holder_of_th
   ledger.Record(HostAllocated{});
   EXPECT_EQ(ledger.Progress(), std::pair(Lifecycle::kRunning, std::uint64_t{1}));
   ledger.LockAndRecord(CycleBegun{.kind = CycleKind::kPause, .cycle = 2});
+  ASSERT_GE(journal->events.size(), 2U);
+  EXPECT_TRUE(std::holds_alternative<CycleFailed>(journal->events[journal->events.size() - 2].body)) << "before what follows";
   EXPECT_EQ(ledger.Progress(), std::pair(Lifecycle::kPausing, std::uint64_t{2}));
   EXPECT_TRUE(broken().empty()) << broken();
 }
@@ -263,6 +277,15 @@ TEST_F(LedgerTest, a_check_that_fails_latches_its_text_and_place) {
   EXPECT_NE(broken().find(": two and two are five"), std::string::npos) << broken();
   EXPECT_EQ(ledger.Broken().code(), Code::kBroken);
   EXPECT_EQ(ledger.Broken().message(), broken());
+}
+
+TEST_F(LedgerTest, a_check_that_fails_where_the_lock_is_not_held_is_latched_by_the_next_who_holds_it) {
+  ledger.BreakSoonIfCheckFailed({Code::kInvalid, "a wrong argument"});
+  ledger.BreakSoonIfCheckFailed({Code::kInvalid, "check failed at copies.cpp:7: more was copied than there is"});
+  EXPECT_TRUE(broken().empty()) << broken();
+  const LedgerLock lock(ledger);
+  EXPECT_EQ(broken(), "check failed at copies.cpp:7: more was copied than there is");
+  EXPECT_EQ(LastRecorded(), "session broken: " + broken());
 }
 
 TEST_F(LedgerTest, a_missing_entry_names_its_key) {

@@ -17,7 +17,7 @@ from unittest import mock
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../ncclpatch/python"))
 sys.path.insert(0, PACKAGE)
 from amem import _command, _library  # noqa: E402
-from amem._jobs import measure as _measure  # noqa: E402
+from amem._jobs import measure as _measure, rank_process  # noqa: E402
 
 PLACE = tempfile.mkdtemp(prefix="amem-mt-", dir="/tmp")
 atexit.register(shutil.rmtree, PLACE, True)
@@ -123,6 +123,15 @@ def answer(zero, one, simulated=False):
     base = {"held_bytes": 1 << 30, "kept_bytes": 0, "start_seconds": 1.0, "first_seconds": 0.5, "pause_seconds": 0.02, "resume_seconds": 0.02}
     settings = {"0": zero if "failure" in zero else {**base, **zero}, "1": one if "failure" in one else {**base, **one}}
     return {"simulated": simulated, "NCCL_CUMEM_ENABLE": settings}
+
+
+class Ranks(unittest.TestCase):
+    def test_what_is_timed_begins_on_all_ranks_at_once(self):
+        calls = mock.Mock()
+        job = mock.Mock(barrier=calls.barrier)
+        seconds = rank_process.Job.timed(job, calls.work)
+        self.assertEqual(calls.mock_calls, [mock.call.barrier(), mock.call.work()])
+        self.assertLess(seconds, 60)
 
 
 class Advice(unittest.TestCase):

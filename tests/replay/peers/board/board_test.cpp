@@ -586,7 +586,7 @@ TEST(RoundTest, that_failed_elsewhere_has_failed_for_a_member_without_memory_to_
     CallOnBoard call = CallOf(CycleKind::kPause);
     const RoundOutcome outcome = *TakePart(*board, 0, call, lacking);
     other.join();
-    ASSERT_EQ(lacking.asked, one.spared + 1);
+    ASSERT_GT(lacking.asked, one.spared);
     EXPECT_EQ(outcome.failed, one.failed);
     EXPECT_FALSE(outcome.status.ok());
     EXPECT_EQ(outcome.ending, one.then ? agreement::Ending::kPaused : agreement::Ending::kRunning);

@@ -118,7 +118,7 @@ Status CycleOf(Session& session, const Named& tag, const Request& request, bool 
   return Wants::Get().Resume(tag.pool, request.want, until, memory);
 }
 
-// Of what others asked for and no worker has begun yet, too: they get what they asked for, whatever becomes of this request.
+// A request of others counts although no worker has begun it, so that the undo of this one leaves theirs alone.
 bool Changes(Session& session, const Named& tag, CycleKind kind) {
   if (tag.pool) return session.pools().IsResident(tag.pool) == (kind == CycleKind::kPause);
   const Lifecycle now = session.Inspect([&](const State& state) { return state.LifecycleOf(tag.pool); });

@@ -61,6 +61,7 @@ class Script(unmodified_job.Job):
         self.ranks = [self.process]
 
     def __exit__(self, *_):
+        self.thaw()
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -161,10 +161,16 @@ class Job:
         return self
 
     def __exit__(self, *_):
+        self.thaw()
         for rank in self.ranks:
             if rank.poll() is None:
                 rank.kill()
             rank.wait()
+
+    def thaw(self):
+        """Before ranks are killed: a process that dies between the driver's checkpoint and its end may harm the GPU for others."""
+        if getattr(self.options, "freezes", 0) and any(rank.poll() is None for rank in self.ranks):
+            self.tool("thaw")
 
     def said(self):
         """How many steps were made, and how long one takes."""

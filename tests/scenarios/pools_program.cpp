@@ -328,6 +328,12 @@ void Together() {
   EXPECT(Resume({"a"}, AMEM_NO_WAIT) == 0);
   EXPECT(Resume({"a", "b"}) == 1 && Says("of tag b") && !Says("tag a"));
   EXPECT(Holds(a) && Resume({"b"}) == 0 && Holds(b));
+  // Nor is what somebody else had asked to pause resumed.
+  EXPECT(DRIVER(stand_in_cuda_at)("Unmap", 1, "sleep=300") == 0);
+  FailNext("Unmap", 2, CUDA_ERROR_UNKNOWN);
+  EXPECT(Pause({"a"}, AMEM_NO_WAIT) == 0);
+  EXPECT(Pause({"a", "b"}) == 1 && Says("of tag b") && !Says("tag a"));
+  EXPECT(Shows("\"state\":\"paused\",\"tag\":\"a\"") && Holds(b) && Resume({"a"}) == 0 && Holds(a));
 }
 
 // What is asked for while the thread is busy is done by priority: the second to map memory is what has the higher one. And a

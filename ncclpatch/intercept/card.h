@@ -27,6 +27,7 @@ struct CountedPair {
   std::atomic<bool> failed{false};  // a request ended with an error; what else did is not known
   std::uint32_t number = 0;
   bool signals_all = false, uncounted = false;
+  std::int64_t in_vain = 0;  // so many receives were open when a pause had waited for them long enough; the card's mutex
 };
 
 class Card final : public TrafficGate {
@@ -51,6 +52,7 @@ class Card final : public TrafficGate {
   static constexpr unsigned kPageBits = 8, kNumberBits = 24;  // of a queue pair's number
   using Page = std::array<std::atomic<CountedPair*>, std::size_t{1} << kPageBits>;
   Traffic UnderWay() override;
+  void WaitedInVain() override;
   [[nodiscard]] CountedPair* Find(std::uint32_t number) const;
   [[nodiscard]] CountedPair& Counted(std::uint32_t number);
   bool Put(CountedPair* pair, std::uint32_t number);

@@ -50,7 +50,11 @@ std::string TrafficGate::Shut(Deadline until) {
       }
       Reopen();
     }
-    if (traffic.for_ever || Passed(until)) return traffic.what;
+    if (traffic.for_ever) return traffic.what;
+    if (Passed(until)) {
+      WaitedInVain();
+      return traffic.what;
+    }
     std::this_thread::sleep_for(200us);
   }
 }

@@ -37,6 +37,7 @@ class TrafficGate {
     bool for_ever = false;  // waiting longer for it is in vain
   };
   virtual Traffic UnderWay() = 0;
+  virtual void WaitedInVain() {}  // the deadline has passed, and something is under way still
 
  private:
   std::atomic<bool> shut_{false};

@@ -31,6 +31,8 @@ ALL_KINDS = ["--kinds", "unmatched,graph,churn", *SMALL]
 NO_GRAPH = ["--kinds", "unmatched,churn", *SMALL]
 # NCCL merges ports of one PCI device, and no /sys says where the stand-in's are. The file of the topology does: a card of two ports.
 MERGED = {"AMEM_SIM_CARDS": "2", "NCCL_IB_MERGE_NICS": "1"}
+# A receive that was posted ahead does not name its request, and NCCL finds that by index only where it does.
+AHEAD = {"NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS": "1", "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME": "1"}
 PORT = ('<pci busid="0000:fe:00.{port}" class="0x020000" vendor="0x15b3" device="0x1021" subsystem_vendor="0x15b3" subsystem_device="0x0001" '
         'link_speed="32.0 GT/s PCIe" link_width="16"><nic><net name="amem_card{port}"/></nic></pci>')
 TOPOLOGY = ('<system version="1"><cpu numaid="0" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143" affinity="ffff,ffffffff">' +
@@ -52,7 +54,7 @@ WORK = [("2 hosts x 1, all kinds", 2, ALL_KINDS, {}),
         ("2 hosts x 1, Simple", 2, ALL_KINDS, {"NCCL_PROTO": "Simple"}),
         ("2 hosts x 1, flush", 2, ALL_KINDS, {"NCCL_GDR_FLUSH_DISABLE": "0", "NCCL_NET_FORCE_FLUSH": "1", "NCCL_IB_PCI_RELAXED_ORDERING": "0"}),
         ("2 hosts x 1, four queue pairs", 2, ALL_KINDS, {"NCCL_IB_QPS_PER_CONNECTION": "4", "NCCL_IB_SPLIT_DATA_ON_QPS": "1"}),
-        ("2 hosts x 1, receives posted ahead", 2, NO_GRAPH, {"NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS": "1"}),
+        ("2 hosts x 1, receives posted ahead", 2, NO_GRAPH, AHEAD),
         ("2 hosts x 1, merged cards", 2, ALL_KINDS, MERGED),
         ("2 hosts x 1, NCCL_CUMEM_ENABLE=0, all kinds", 2, ALL_KINDS, {"NCCL_CUMEM_ENABLE": "0"}),
         ("2 hosts x 2, rails, all kinds", 4, ["--ranks-per-host", "2", "--rails", *ALL_KINDS], {})]
@@ -154,7 +156,7 @@ def needs(version, ranks, more, environment):
     number = tuple(int(part) for part in version.split(".")[:2]) if version[0].isdigit() else torch.cuda.nccl.version()[:2]
     if environment is MERGED and number < (2, 24):
         return "NCCL 2.24, which merges cards by a topology from a file"
-    if "NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS" in environment and number < (2, 30):
+    if environment is AHEAD and number < (2, 30):
         return "NCCL 2.30"
     if "--ranks-per-host" in more and torch.cuda.device_count() < ranks and number < (2, 30):
         return f"{ranks} GPUs, or NCCL 2.30"

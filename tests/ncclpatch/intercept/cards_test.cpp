@@ -248,6 +248,38 @@ TEST_F(CardsTest, a_pause_waits_for_what_ends_soon) {
   ends.join();
 }
 
+// As with NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS: as many receives are open at each pause as at the one before.
+TEST_F(CardsTest, receives_that_are_posted_ahead_are_waited_for_once) {
+  MakeConnection();
+  const auto took = [this] {
+    const auto began = std::chrono::steady_clock::now();
+    PauseStays();
+    return std::chrono::steady_clock::now() - began;
+  };
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(PostReceive(pair_), 0);
+  const auto first = took();
+  Resume();
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 3);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(PostReceive(pair_), 0);
+  EXPECT_LT(4 * took(), first);
+  EXPECT_EQ(KeptWhy(), "mlx5_7: queue pair " + std::to_string(pair_->number) +
+                           " has 0 sends and 3 receives under way, as at an earlier pause: they are posted ahead");
+  Resume();
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 3);
+  PauseLeaves();
+  Resume();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(PostReceive(pair_), 0);
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    g_card.CompleteAll();
+    EXPECT_EQ(Poll(), 3);
+  });
+  PauseLeaves();  // the card was idle since, so these are not
+  ends.join();
+}
+
 TEST_F(CardsTest, sends_of_gpu_memory_that_nobody_tells_the_end_of_are_not_quiet) {
   MakeConnection();
   EXPECT_EQ(Post(pair_, Key(), 0), 0);

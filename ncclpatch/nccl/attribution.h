@@ -121,11 +121,13 @@ struct ThreadState {
 };
 extern constinit thread_local ThreadState t_state;
 
-// A call with this communicator begins on this thread. Takes nanoseconds and no lock.
-inline void Touch(std::size_t place, ncclComm* comm) noexcept {
-  ThreadState& state = t_state;
+// A call with this communicator begins on this thread: whether inside a group. Takes nanoseconds and no lock.
+inline bool Touch(std::size_t place, ncclComm* comm) noexcept {
+  ThreadState& state = AddressedOnce(t_state);
   state.call.comm = comm;
-  if (Group& group = state.groups[place]; group.is_open()) group.subject.Add(comm);
+  Group& group = state.groups[place];
+  if (group.is_open()) group.subject.Add(comm);
+  return group.is_open();
 }
 
 // A launch that this thread's open group makes at its end.

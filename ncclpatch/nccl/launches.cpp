@@ -277,7 +277,8 @@ void WrittenLater() noexcept { g_written_later.store(true); }
 
 // A thread of NCCL's may ask for a call of which this one knows nothing.
 static void NoteQuestion() noexcept {
-  const Counted* const of = t_state.call.comm == nullptr ? nullptr : FindCounted(t_state.call.comm);
+  const ncclComm* const comm = AddressedOnce(t_state).call.comm;
+  const Counted* const of = comm == nullptr ? nullptr : FindCounted(comm);
   const std::uint32_t whose = of == nullptr ? kOfSomeLibrary : std::uint32_t{1} << of->member.place;
   if ((g_captures_seen.load(std::memory_order_relaxed) & whose) == 0) g_captures_seen.fetch_or(whose);
 }

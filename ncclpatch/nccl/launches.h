@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "journal/base/addressed_once.h"
 #include "ncclpatch/nccl/communicators.h"
 #include "ncclpatch/nccl/places.h"
 #include "statemachine/agreement/launches.h"
@@ -216,8 +217,8 @@ extern constinit std::atomic<bool> g_closed;
 extern constinit std::atomic<std::uint64_t> g_generation;  // of which communicator has which address
 
 Counted* LearnCounted(const ncclComm* address) noexcept;
-inline Counted* FindCounted(const ncclComm* address) noexcept {
-  ThreadState& state = t_launches;
+inline ThreadState& OfThread() noexcept { return AddressedOnce(t_launches); }
+inline Counted* FindCounted(const ncclComm* address, const ThreadState& state = OfThread()) noexcept {
   const ThreadState::Found& one = state.found[(reinterpret_cast<std::uintptr_t>(address) >> 12U) % std::size(state.found)];
   const bool known = state.generation == g_generation.load(std::memory_order_acquire) && one.address == address;
   return known ? one.counted : LearnCounted(address);
@@ -233,10 +234,12 @@ void LeftWithEnding(std::span<const Launched> launched) noexcept;
 void Undo(std::span<const Launched> launched) noexcept;
 void AfterLaunch(std::span<const Launched> launched, int result) noexcept;  // what is not the ordinary case
 
-inline void AddTo(const Launched& one, std::int64_t some) noexcept {
-  one.counted->counts.Add(one, one.counted->member, &t_launches, some);
+inline void AddTo(const Launched& one, std::int64_t some, const ThreadState& state = OfThread()) noexcept {
+  one.counted->counts.Add(one, one.counted->member, &state, some);
 }
-inline void CountOne(const Launched& one) noexcept { one.counted == nullptr ? CannotCount(nullptr, nullptr) : AddTo(one, 1); }
+inline void CountOne(const Launched& one, const ThreadState& state = OfThread()) noexcept {
+  one.counted == nullptr ? CannotCount(nullptr, nullptr) : AddTo(one, 1, state);
+}
 
 inline bool IsOnLastStream(const Launched& one) noexcept {
   return one.counted == nullptr || !one.on_stream || one.counted->streams.IsLast(one.stream);
@@ -244,8 +247,8 @@ inline bool IsOnLastStream(const Launched& one) noexcept {
 
 // Makes a call of NCCL's that launches. `launched` may be empty: a call that others may have to wait for.
 template <class Call>
-int Launch(const char* name, std::span<const Launched> launched, const Call& call, Made made = Made::kIfAllLive) noexcept {
-  ThreadState& state = t_launches;
+int Launch(const char* name, std::span<const Launched> launched, const Call& call, Made made = Made::kIfAllLive,
+           ThreadState& state = OfThread()) noexcept {
   if (state.launching) return call();
   Place& place = state.place != nullptr ? *state.place : PlaceOfThread();
   std::atomic<const char*>& inside = place.inside;
@@ -259,7 +262,7 @@ int Launch(const char* name, std::span<const Launched> launched, const Call& cal
     entered = EnterClosed(name, launched, made);
     if (entered == Entered::kRefused) return kInvalidUsage;
   } else {
-    for (const Launched& one : launched) CountOne(one);
+    for (const Launched& one : launched) CountOne(one, state);
   }
   state.launching = true;
   const int result = call();
@@ -277,7 +280,7 @@ int Launch(const char* name, std::span<const Launched> launched, const Call& cal
 // Makes a call of NCCL's in a group, at whose end it launches.
 template <class Call>
 int InGroup(Launched& one, const Call& call) noexcept {
-  ThreadState& state = t_launches;
+  ThreadState& state = OfThread();
   state.launching = true;
   const int result = call();
   state.launching = false;

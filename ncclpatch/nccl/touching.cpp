@@ -35,13 +35,14 @@ struct Launching {
   static int Call(std::size_t place, Real real, Arguments... arguments) noexcept {
     const auto all = std::tuple(arguments...);
     ncclComm* const comm = std::get<ncclComm*>(all);
-    Touch(place, comm);
+    const bool is_in_group = Touch(place, comm);
     if (const int answer = RefusalOf(kName, comm)) return answer;
     const auto call = [&]() noexcept { return real(arguments...); };
-    if (comm == nullptr || launches::t_launches.launching) return call();
-    launches::Launched one{launches::FindCounted(comm), shape, -1, std::get<sizeof...(Arguments) - 1>(all)};
+    launches::ThreadState& state = launches::OfThread();
+    if (comm == nullptr || state.launching) return call();
+    launches::Launched one{launches::FindCounted(comm, state), shape, -1, std::get<sizeof...(Arguments) - 1>(all)};
     if constexpr (shape != launches::Shape::kCollective) one.peer = std::get<peer>(all);
-    if (!t_state.groups[place].is_open()) return launches::Launch(kName, {&one, 1}, call);
+    if (!is_in_group) return launches::Launch(kName, {&one, 1}, call, launches::Made::kIfAllLive, state);
     const int result = launches::InGroup(one, call);
     if (Accepted(result)) Collect(place, one);
     return result;

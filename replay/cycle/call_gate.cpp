@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "journal/base/addressed_once.h"
 #include "journal/base/deadline.h"
 #include "journal/base/mutex.h"
 
@@ -14,10 +15,10 @@ namespace amem {
 namespace {
 
 struct ThisThread {
-  std::size_t place;
-  std::int32_t id;
-  const char* next_call;
-  const void* next_stream;
+  std::int32_t id = 0;  // of the kernel's; 0: this thread has come to no gate yet
+  std::size_t place = 0;
+  const char* next_call = nullptr;
+  const void* next_stream = nullptr;
   struct Passed {
     const CallGate* gate = nullptr;
     int depth = 0;
@@ -31,40 +32,45 @@ struct ThisThread {
     return found == passed.end() ? nullptr : &*found;
   }
 };
+constinit thread_local ThisThread t_self;
 
 ThisThread& Self() {
-  static std::atomic<std::size_t> threads = 0;
-  thread_local ThisThread self{threads.fetch_add(1, std::memory_order_relaxed),
-                               static_cast<std::int32_t>(::syscall(SYS_gettid)), nullptr, nullptr};
+  ThisThread& self = AddressedOnce(t_self);
+  if (self.id == 0) [[unlikely]] {
+    static constinit std::atomic<std::size_t> threads = 0;
+    self.place = threads.fetch_add(1, std::memory_order_relaxed);
+    self.id = static_cast<std::int32_t>(::syscall(SYS_gettid));
+  }
   return self;
 }
 
 }  // namespace
 
 void CallGate::Announce(const char* call, const void* stream) {
-  Self().next_call = call;
-  Self().next_stream = stream;
+  ThisThread& self = Self();
+  self.next_call = call;
+  self.next_stream = stream;
 }
 
-CallGate::Place& CallGate::Mine() { return places_[Self().place % places_.size()]; }
+CallGate::Place& CallGate::Of(std::size_t place) { return places_[place % places_.size()]; }
 
 // A call made inside another must not wait for the gate, because whoever closes it waits for the outer call. Nor must one of
 // the thread that has closed it: a library that watches the driver's calls may let go of memory while AMem unmaps.
 void CallGate::lock_shared() {
   ThisThread& self = Self();
-  if (ThisThread::Passed* const own = self.At(this); own != nullptr && own->closed_here) {
-    ++own->depth;
+  ThisThread::Passed* passed = self.At(this);
+  if (passed != nullptr && passed->closed_here) {
+    ++passed->depth;
     return;
   }
-  if (self.At(this) == nullptr) {
+  if (passed == nullptr) {
     for (auto closed = closed_.load(std::memory_order_acquire); closed != 0; closed = closed_.load(std::memory_order_acquire))
       closed_.wait(closed, std::memory_order_acquire);
+    passed = self.At(nullptr);
   }
   mutex_.lock_shared();
-  ThisThread::Passed* passed = self.At(this);
-  if (passed == nullptr) passed = self.At(nullptr);
   if (passed != nullptr) *passed = {this, passed->depth + 1, false};
-  Place& mine = Mine();
+  Place& mine = Of(self.place);
   mine.thread.store(self.id, std::memory_order_relaxed);
   mine.stream.store(std::exchange(self.next_stream, nullptr), std::memory_order_relaxed);
   const char* call = std::exchange(self.next_call, nullptr);
@@ -72,12 +78,14 @@ void CallGate::lock_shared() {
 }
 
 void CallGate::unlock_shared() {
-  if (ThisThread::Passed* const own = Self().At(this); own != nullptr && own->closed_here) {
-    --own->depth;
+  ThisThread& self = Self();
+  ThisThread::Passed* const passed = self.At(this);
+  if (passed != nullptr && passed->closed_here) {
+    --passed->depth;
     return;
   }
-  if (ThisThread::Passed* passed = Self().At(this); passed != nullptr && --passed->depth == 0) passed->gate = nullptr;
-  Mine().inside.store(nullptr, std::memory_order_relaxed);
+  if (passed != nullptr && --passed->depth == 0) passed->gate = nullptr;
+  Of(self.place).inside.store(nullptr, std::memory_order_relaxed);
   mutex_.unlock_shared();
 }
 

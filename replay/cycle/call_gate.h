@@ -38,7 +38,7 @@ class CallGate {
     std::atomic<const void*> stream = nullptr;
     std::atomic<std::int32_t> thread = 0;
   };
-  Place& Mine();
+  Place& Of(std::size_t place);
   [[nodiscard]] std::string CallsInside() const;
 
   std::shared_mutex mutex_;

@@ -22,6 +22,10 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+sys.dont_write_bytecode = True
+import span_turns  # noqa: E402  # beside this file
+
 # With which NCCL sends through the stand-in card, and registers GPU memory with it. Left to find out, 2.28.9 takes a card that has no GDAKI for one of
 # an unknown kind, and crashes: hence the type.
 THROUGH_THE_CARD = {"NCCL_NET": "IB", "NCCL_IB_HCA": "amem_card", "NCCL_NET_GDR_LEVEL": "SYS", "NCCL_NET_GDR_READ": "1", "NCCL_DMABUF_ENABLE": "1",
@@ -57,7 +61,8 @@ WORK = [("2 hosts x 1, all kinds", 2, ALL_KINDS, {}),
         ("2 hosts x 1, receives posted ahead", 2, NO_GRAPH, AHEAD),
         ("2 hosts x 1, merged cards", 2, ALL_KINDS, MERGED),
         ("2 hosts x 1, NCCL_CUMEM_ENABLE=0, all kinds", 2, ALL_KINDS, {"NCCL_CUMEM_ENABLE": "0"}),
-        ("2 hosts x 2, rails, all kinds", 4, ["--ranks-per-host", "2", "--rails", *ALL_KINDS], {})]
+        ("2 hosts x 2, rails, all kinds", 4, ["--ranks-per-host", "2", "--rails", *ALL_KINDS], {}),
+        ("3 hosts x 2, rails, all kinds", 6, ["--ranks-per-host", "2", "--rails", *ALL_KINDS], {})]
 MANY = [("2 hosts x 1, few registrations", 2, ["--groups", "0"], {"NCCL_MAX_NCHANNELS": "1", "NCCL_MAX_P2P_NCHANNELS": "1"}),
         ("2 hosts x 1, a hundred registrations", 2, ["--groups", "4"], {}),
         ("2 hosts x 1, a thousand registrations", 2, ["--groups", "45", "--elements", "1024,1048576"], {})]
@@ -75,7 +80,7 @@ def arguments():
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--settings", default="keep,renew", help="of AMEM_NETWORK, comma separated; stock: without AMem")
     parser.add_argument("--cycles", type=int, default=20)
-    parser.add_argument("--turns", type=int, default=5, help="of group speed")
+    parser.add_argument("--spans", type=int, default=120, help="of group speed: of ten all-reduces each")
     parser.add_argument("--at-once", type=int, default=1, help="jobs at a time; times mean nothing beyond 1")
     parser.add_argument("--limit", type=int, default=90, help="seconds for one job")
     parser.add_argument("--budget", type=float, default=560, help="seconds for everything; what does not fit is skipped, visibly")
@@ -164,17 +169,20 @@ def needs(version, ranks, more, environment):
 
 
 def speed(jobs, version, rows):
-    """All-reduces of stock NCCL over the card, with keep and with renew, in turns: medians, and the medians of the turns' ratios."""
-    took = {"stock": [], "keep": [], "renew": []}
-    for turn in range(jobs.options.turns):
-        for setting in list(took)[::1 if turn % 2 == 0 else -1]:
-            row = jobs.run("all-reduce of 8 MiB", version, setting, 2, ["--groups", "0", "--elements", "1024", "--reductions", "150", "--cycles", "1"], {})
-            took[setting].append(row.get("all_reduce_ms", float("nan")))
-    line = {"name": "all-reduce of 8 MiB", "version": version, "turns": jobs.options.turns,
-            "median_ms": {key: statistics.median(of) for key, of in took.items()},
-            "ratio": {key: statistics.median(one / stock for one, stock in zip(took[key], took["stock"])) for key in ("keep", "renew")}}
-    rows.append(line)
-    print(json.dumps(line), flush=True)
+    """All-reduces of stock NCCL over the card, and with keep and renew, in turns with each other."""
+    more = ["--groups", "0", "--elements", "1024", "--cycles", "1", "--reductions", str(jobs.options.spans)]
+    for setting in ("keep", "renew"):
+        with tempfile.TemporaryDirectory(prefix="amem-turns-") as folder, concurrent.futures.ThreadPoolExecutor(2) as both:
+            fifos = span_turns.Fifos(folder, setting)
+            pair = [both.submit(jobs.run, f"all-reduce of 8 MiB, beside {setting if one == 'stock' else 'stock'}", version, one, 2, [*more, "--turns", turns], {})
+                    for one, turns in (("stock", fifos.first), (setting, fifos.second))]
+            stock, amem = (one.result().get("all_reduce_ms", []) for one in pair)
+            fifos.close()
+        line = {"name": "all-reduce of 8 MiB", "version": version, "setting": setting}
+        if stock and amem:
+            line.update({"stock_ms": round(statistics.median(stock), 4), "amem_ms": round(statistics.median(amem), 4), **span_turns.compare(stock, amem)})
+        rows.append(line)
+        print(json.dumps(line), flush=True)
 
 
 def main():
@@ -192,7 +200,9 @@ def main():
                         jobs.note({"name": name, "version": version, "setting": "-", "ok": True, "skipped": missing})
                         continue
                     for setting in (one for one in options.settings.split(",") if (group, one) != ("work", "keep")):
-                        abort = ["--abort"] if setting == "renew" and group == "work" and ALL_KINDS[1] in more and not environment else []
+                        # Rank 1 resumes alone for it, which ranks of one host cannot.
+                        aborts = setting == "renew" and group == "work" and ALL_KINDS[1] in more and not environment and "--ranks-per-host" not in more
+                        abort = ["--abort"] if aborts else []
                         pool.submit(jobs.run, name, version, setting, ranks, [*more, *abort], environment)
     if "speed" in wanted:
         for version in jobs.versions:

@@ -31,7 +31,8 @@ def arguments():
     parser.add_argument("--nccl", default="", help="a libnccl.so.2 whose calls are made through ctypes, in place of PyTorch's groups")
     parser.add_argument("--kinds", default="", help=f"what else each cycle does, comma separated: {', '.join(KINDS)}")
     parser.add_argument("--abort", action="store_true", help="at the end, a communicator is aborted while its thread waits for the resume")
-    parser.add_argument("--reductions", type=int, default=0, help="so many all-reduces of 8 MiB are timed before the first pause")
+    parser.add_argument("--reductions", type=int, default=0, help="so many spans of ten all-reduces of 8 MiB are timed before the first pause")
+    parser.add_argument("--turns", default="", help="in turns with another job's, by these FIFOs (span_turns.py)")
     parser.add_argument("--elements", default="1024,1048576,8388608", help="message sizes in float32")
     parser.add_argument("--time-limit", type=int, default=120, help="seconds; the process ends itself then")
     parser.add_argument("--json", default="", help="rank 0 writes its line there too")
@@ -54,6 +55,7 @@ import torch.distributed as dist  # noqa: E402
 
 import network_work as work  # noqa: E402
 import rank_main  # noqa: E402
+import span_turns  # noqa: E402
 from torch_job import MIB, Meeting, Nccl  # noqa: E402
 
 COUNTS = ("gpu_bytes", "gpu_regions", "registrations", "deregistrations", "requests", "findings")
@@ -129,7 +131,7 @@ def job(options, rank, size, report):
     if any(one["requests"] == 0 for one in report["card"]):
         raise RuntimeError("NCCL sent nothing through the stand-in card")
     if options.reductions:
-        report["all_reduce_ms"] = max(meeting.gather(reductions(groups[0], options.reductions)))
+        report["all_reduce_ms"] = reductions(groups[0], rank, meeting, options)
     if options.stock:
         for cycle in range(1, options.cycles + 1 if kinds else 1):
             for kind in kinds:
@@ -161,13 +163,22 @@ def check(meeting, cycle, wrong):
         raise RuntimeError(f"after cycle {cycle}: {wrong or 'wrong on another rank'}")
 
 
-def reductions(group, count):
-    """The median time of an all-reduce of 8 MiB, in milliseconds, of `count` after 20 that are not counted."""
-    tensor, times = torch.ones(1 << 21, device="cuda"), []
-    for _ in range(20 + count):
-        torch.cuda.synchronize()
-        times.append(timed(lambda: (group.all_reduce(tensor), torch.cuda.synchronize())))
-    return statistics.median(times[20:])
+def reductions(group, rank, meeting, options):
+    """How long an all-reduce of 8 MiB takes in each span, in milliseconds, at the slowest rank."""
+    turn, tensor, spans = span_turns.Turn(options.turns if rank == 0 else ""), torch.ones(1 << 21, device="cuda"), []
+
+    def ten():
+        for _ in range(10):
+            group.all_reduce(tensor)
+            torch.cuda.synchronize()
+
+    for span in range(options.reductions):
+        turn.take()
+        meeting.gather("begins")  # no rank's kernel waits for another rank outside the turn
+        spans.append(timed(ten) / 10)
+        meeting.gather("ended")
+        turn.give(span + 1 == options.reductions)
+    return [max(of_ranks) for of_ranks in zip(*meeting.gather(spans))]
 
 
 def abort_at_the_gate(engine, rank, size, store, meeting):

@@ -10,6 +10,7 @@ without AMem, says whether those of stock are the same each time. Stops are spre
 are. The last line is JSON. Exit code 0: all well, 1: not, 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
 import argparse
+import json
 import os
 import random
 import re
@@ -96,6 +97,8 @@ def stops(job, options, report, problems):
             problems.append(f"{away} {number} after {job.at()} lines: exit code {code}: {said or out}")
             return
         report[away].append(time.monotonic() - began)
+        if away == "freeze":
+            report["freeze_steps_ms"].append({one["step"]: round(one["ms"], 1) for one in json.loads(out)["times"]})
         time.sleep(0.5)  # what was printed before comes out
         before = job.at()
         time.sleep(0.5)
@@ -138,7 +141,7 @@ def main():
     options = arguments()
     if unmodified_job.refused(options):
         return 2
-    report, problems = {"pause": [], "resume": [], "freeze": [], "thaw": []}, []
+    report, problems = {"pause": [], "resume": [], "freeze": [], "thaw": [], "freeze_steps_ms": []}, []
     with tempfile.TemporaryDirectory(prefix="amem-script-") as folder:
         run(options, os.path.abspath(options.logs) if options.logs else folder, report, problems)
     seconds = {name: [round(one, 3) for one in report.pop(name)] for name in ("pause", "resume", "freeze", "thaw")}

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""What counting launches costs a job that never heard of AMem: stock and AMem in turns.
+"""What counting launches costs a job that never heard of AMem: a stock job and one under AMem, in turns.
 
     NCCL_NVLS_ENABLE=0 unmodified_costs.py --library build/lib/libamem_nccl.so [--ranks 2 --share-gpu --nccl libnccl.so.2]
+    NCCL_NVLS_ENABLE=0 unmodified_costs.py --library build/lib/libamem_nccl.so --against OLD/lib/libamem_nccl.so   # in place of the stock job: another AMem
 
-Part `tiny`: all-reduces of 8 bytes through ctypes, whose own time both have; 100 spans of 20 000 are two million a turn. Part `ddp`: a training step of
-unmodified_job.py. A figure is a job's tenth percentile of its spans, of the slowest rank, since a machine of 16 shared processors runs the same job in 0.7
-to 1.4 of its median time; the ratio is the median of the turns' ratios. With one rank (default)
-nothing else uses the GPU; ranks that share one measure each other's turns at it as well.
+Part `tiny`: all-reduces of 8 bytes through ctypes, whose own time both have; a span is 20 000 of them. Part `ddp`: training steps of unmodified_job.py,
+ten a span. Both jobs run at once, on the same GPUs and, with --processors, on the same few processors, and make their
+spans in turns, while the other waits (span_turns.py). The same program in another process is faster or slower by half a per cent: hence several pairs,
+and the median of their ratios.
 
 The last line is JSON. Exit code 0: every ratio is within its --bar, 1: not, or a job failed; 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
@@ -19,22 +20,25 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True
-import unmodified_job  # noqa: E402  # beside this file
+import span_turns  # noqa: E402  # beside this file
+import unmodified_job  # noqa: E402
 import unmodified_kinds  # noqa: E402
 
-LEAST = 60  # seconds for two jobs to start, and to train for a while
+LEAST = 40  # seconds for two jobs to start, and to work for a while
 PER_STEP = {"tiny": unmodified_kinds.TINY, "ddp": 1, "reduce": 1}
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", default="tiny,ddp", help="comma separated (default: both)")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", default="tiny=1000,ddp=1500", help="of a job")
+    parser.add_argument("--pairs", type=int, default=5, help="of jobs, one pair after the other (default 5)")
+    parser.add_argument("--steps", default="tiny=800,ddp=1500", help="of a job")
+    parser.add_argument("--processors", default="", help="for both jobs, comma separated (default: all)")
     parser.add_argument("--bars", default="tiny=1.02,ddp=1.002", help="the most that a ratio may be")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--share-gpu", action="store_true")
     parser.add_argument("--library", default="libamem_nccl.so")
+    parser.add_argument("--against", default="", help="another libamem_nccl.so, for the job that is else stock")
     parser.add_argument("--nccl", default="", help="a libnccl.so.2 in place of PyTorch's own")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--time-limit", type=float, default=580)
@@ -49,45 +53,51 @@ def of_parts(text, kind):
     return {name: kind(value) for name, value in (one.split("=") for one in text.split(","))}
 
 
-def turn(options, part, steps, folder, preload):
-    """Seconds of a step, of one job."""
-    with unmodified_job.Job(options, part, options.ranks, folder, preload) as job:
-        reached = job.until(steps, options.time_limit)
-        problems = job.finish(60)
+def one_pair(options, part, steps, folder):
+    """What span_turns.compare says of two jobs, and the microseconds of both; a RuntimeError says what went wrong."""
+    os.makedirs(folder)
+    fifos = span_turns.Fifos(folder, part)
+    with unmodified_job.Job(options, part, options.ranks, os.path.join(folder, "first"), options.against, fifos.first) as first, \
+            unmodified_job.Job(options, part, options.ranks, os.path.join(folder, "amem"), True, fifos.second) as amem:
+        reached = amem.until(steps, options.time_limit)
+        problems = first.finish(60) + amem.finish(60)
+        fifos.close()
         if problems or not reached:
-            raise RuntimeError("; ".join(problems) or f"only {job.at()} of {steps} steps in time")
-        return job.fast_step()
+            raise RuntimeError("; ".join(problems)[-1500:] or f"only {amem.at()} of {steps} steps in time")
+        spans = first.spans(), amem.spans()
+    return span_turns.compare(*spans), [1e6 / PER_STEP[part] * statistics.median(one[span_turns.FIRST:]) for one in spans]
 
 
-def turns_of(options, part, steps, folder):
-    """[{preload: seconds of a step}], as many as there is time for."""
-    times = []
-    for number in range(options.turns):
-        if unmodified_job.left(options) < LEAST and times:
+def compare(options, part, steps, folder, bar):
+    """The row of a part."""
+    found, micros = [], []
+    for number in range(options.pairs):
+        if found and unmodified_job.left(options) < LEAST:
             break
-        pair = {preload: turn(options, part, steps, os.path.join(folder, f"{part}.{number}.{preload}"), preload) for preload in (number % 2 == 1, number % 2 == 0)}
-        times.append(pair)
-        print(f"{part}, turn {number + 1}: {1e6 / PER_STEP[part] * pair[False]:.3f} us, with AMem {1e6 / PER_STEP[part] * pair[True]:.3f} us", flush=True)
-    return times
+        try:
+            one, both = one_pair(options, part, steps, os.path.join(folder, f"{part}.{number}"))
+        except (RuntimeError, ValueError) as error:
+            return {"part": part, "ok": False, "why": str(error)}
+        print(f"{part}, pair {number + 1}: {both[0]:.3f} us, {both[1]:.3f} us, {one}", flush=True)
+        found.append(one)
+        micros.append(both)
+    ratio = statistics.median(one["ratio"] for one in found)
+    first_us, amem_us = (round(statistics.median(one), 4) for one in zip(*micros))
+    return {"part": part, "against" if options.against else "stock": first_us, "amem": amem_us, "unit": "us", "ratio": ratio, "bar": bar, "ok": ratio <= bar, "pairs": found}
 
 
 def main():
     options = arguments()
     if unmodified_job.refused(options):
         return 2
+    if options.against:
+        options.against = os.path.abspath(options.against)
+    if options.processors:
+        os.sched_setaffinity(0, {int(one) for one in options.processors.split(",")})
     steps, bars, rows, ok = of_parts(options.steps, int), of_parts(options.bars, float), [], True
     with tempfile.TemporaryDirectory(prefix="amem-costs-") as folder:
         for part in options.parts.split(","):
-            try:
-                times = turns_of(options, part, steps[part], folder)
-            except RuntimeError as error:
-                rows.append({"part": part, "ok": False, "why": str(error)[-1500:]})
-            else:
-                stock, amem = (1e6 / PER_STEP[part] * statistics.median(pair[preload] for pair in times) for preload in (False, True))
-                ratios = [pair[True] / pair[False] for pair in times]
-                ratio = statistics.median(ratios)
-                rows.append({"part": part, "turns": len(times), "stock_us": round(stock, 4), "amem_us": round(amem, 4), "ratio": round(ratio, 5), "bar": bars[part],
-                             "ratios": [round(one, 5) for one in ratios], "ok": ratio <= bars[part]})
+            rows.append(compare(options, part, steps[part], folder, bars[part]))
             ok = ok and rows[-1]["ok"]
             print(rows[-1], flush=True)
     return unmodified_job.told(options, "unmodified_costs", ok, ranks=options.ranks, parts=rows)

@@ -71,6 +71,7 @@ def arguments():
     parser.add_argument("--imitate", default="", choices=("", "cpu", "stand-ins"), help="without a GPU")
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)  # this is a rank of a job of that kind
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--turns", default="", help=argparse.SUPPRESS)  # its spans are made in turns with another job's: unmodified_kinds.Turn
     options = parser.parse_args()
     options.until = time.monotonic() + options.time_limit
     return options
@@ -132,9 +133,9 @@ PORTS = Ports()
 
 
 class Job:
-    """The ranks of one job; its end, however it comes, is theirs."""
+    """The ranks of one job; its end, however it comes, is theirs. `preload`: whether AMem is, or the path of another library than the options'."""
 
-    def __init__(self, options, kind, ranks, folder, preload):
+    def __init__(self, options, kind, ranks, folder, preload, turns=""):
         os.makedirs(folder)
         self.folder, self.options, self.size = folder, options, ranks
         environment = {**os.environ, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(PORTS.one()),
@@ -144,12 +145,12 @@ class Job:
         environment.pop("LD_PRELOAD", None)
         if kind == "graph_all":
             environment["AMEM_SCOPE"] = "all"
-        if libraries := ":".join(filter(None, [options.library if preload else "", options.nccl])):
+        if libraries := ":".join(filter(None, [preload if isinstance(preload, str) else options.library if preload else "", options.nccl])):
             environment["LD_PRELOAD"] = libraries
         if options.share_gpu:
             environment["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
         command = [sys.executable, os.path.abspath(__file__), "--rank", kind, "--work", folder, "--width", str(options.width), "--time-limit",
-                   str(int(left(options)) + 1), "--away", str(options.away if preload else 0), *(["--imitate", options.imitate] if options.imitate else [])]
+                   str(int(left(options)) + 1), "--away", str(options.away if preload else 0), "--turns", turns, *(["--imitate", options.imitate] if options.imitate else [])]
         self.environment = environment
         self.ranks = []
         for rank in range(ranks):
@@ -228,9 +229,10 @@ class Job:
         all_ranks = [json.load(open(os.path.join(self.folder, f"losses.{rank}.json"))) for rank in range(self.size)]
         return [one["losses"] for one in all_ranks], statistics.median(one["step_s"] for one in all_ranks)
 
-    def fast_step(self):
-        """Seconds of a step in the fastest tenth of its spans, of the slowest rank: the others measure whoever else has the processors."""
-        return max(json.load(open(os.path.join(self.folder, f"losses.{rank}.json")))["fast_step_s"] for rank in range(self.size))
+    def spans(self):
+        """Of rank 0, which takes turns with another job: seconds of a step in each span of EVERY steps."""
+        with open(os.path.join(self.folder, "losses.0.json")) as file:
+            return json.load(file)["spans_s"]
 
 
 def time_is_up(job, options, kind, end):

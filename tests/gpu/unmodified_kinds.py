@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 
+import span_turns  # beside this file
+
 TINY = 2000
 BARE = ("reduce", "large", "tiny", "differs", "falls", "hangs")
 EVERY = 10  # steps between looks at the losses: launches run ahead of the device
@@ -354,9 +356,11 @@ def run_rank(options):
     threading.Thread(target=end_with_parent, args=(options.time_limit,), daemon=True).start()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     kind = (Bare if options.rank in BARE else Kind)(options, rank, size)
-    losses, recent, step, spans = [], [], 0, []
-    began = time.monotonic()
+    losses, recent, step, spans, turn = [], [], 0, [], span_turns.Turn(options.turns if rank == 0 else "")
     while True:
+        if step % EVERY == 0:
+            turn.take()
+            began = time.monotonic()
         recent.append(kind.step(step))
         step += 1
         if step % EVERY != 0:
@@ -365,7 +369,7 @@ def run_rank(options):
         losses += [float(loss).hex() for loss in recent]
         recent = []
         spans.append((time.monotonic() - began) / EVERY)
-        began = time.monotonic()
+        turn.give(ends)
         name = os.path.join(options.work, f"at.{rank}")
         with open(name + ".new", "w") as file:
             file.write(f"{step} {statistics.median(spans)}")
@@ -373,7 +377,7 @@ def run_rank(options):
         if ends:
             break
     with open(os.path.join(options.work, f"losses.{rank}.json"), "w") as file:
-        json.dump({"losses": losses, "step_s": statistics.median(spans), "fast_step_s": sorted(spans)[len(spans) // 10]}, file)
+        json.dump({"losses": losses, "step_s": statistics.median(spans), "spans_s": spans}, file)
     kind.end()
     sys.stdout.flush()
     os._exit(0)  # whatever is left of communicators waits for nobody

@@ -274,22 +274,29 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
   return Refusal("nothing was touched: ", problems);
 }
 
-Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes) {
+Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes, control::Where where) {
   std::vector<std::string> problems, noted_before;
   for (const FrozenProcess* one : processes) {
     const RankProcess& process = one->process;
     AMEM_ASSIGN(const auto state, job.MemoryOf(process).Within("what " + process.name + " holds cannot be read"));
     FindSharedOutside(process, state, problems, noted_before);
     Bytes shared = 0;
+    bool by_tags = false;
     for (const auto& [id, allocation] : state.allocations) {
       if (allocation.placed() || !allocation.resident || !allocation.on_device()) continue;
-      if (!allocation.own() || !allocation.importers.empty()) shared += allocation.bytes;
+      if (allocation.own() && allocation.importers.empty()) continue;
+      shared += allocation.bytes;
+      by_tags = by_tags || allocation.pool;
     }
     if (shared > 0) {
+      const char* const remedy = by_tags && where == control::Where::kBetweenLaunches
+                                     ? ". Memory of the program's stays between launches, where the program runs on: without "
+                                       "--between-launches the job is frozen at a safe point, which it leaves as well"
+                                     : "";
       problems.push_back(
           fmt::format("{} still shares {} of GPU memory with another process, and the driver could not restore it; "
-                      "`amem state {}` tells which",
-                      process.name, RoundedUpBytes(shared), process.directory.string()));
+                      "`amem state {}` tells which{}",
+                      process.name, RoundedUpBytes(shared), process.directory.string(), remedy));
     }
   }
   return Refusal("", problems);

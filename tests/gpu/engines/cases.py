@@ -140,7 +140,11 @@ def whole_process(run, gpus):
     ranks = min(gpus, 2)
     job = ["vllm_job.py", "--tp", str(ranks), "--tool", os.path.join(run.build, "bin", "amem-replay"), *["--custom-all-reduce"] * (ranks > 1)]
     one_case(run, gpus, "vLLM, TP=%d, frozen, amem" % ranks, "amem", ranks, False, job + ["--cycles", "6", "--freezes", "2"], "all")
-    one_case(run, gpus, "vLLM, TP=%d, frozen between launches, amem" % ranks, "amem", ranks, False, job + ["--cycles", "1", "--freezes-between", "3"], "all")
+    between = [one for one in job if one != "--custom-all-reduce"] + ["--cycles", "1", "--freezes-between"]
+    one_case(run, gpus, "vLLM, TP=%d, frozen between launches, amem" % ranks, "amem", ranks, False, between + ["3"], "all")
+    if ranks > 1:
+        refused = between + ["1", "--custom-all-reduce"]
+        one_case(run, gpus, "vLLM, TP=%d, custom all-reduce, a freeze between launches refused, amem" % ranks, "amem", ranks, False, refused, "all")
     starts(run, gpus)
 
 
@@ -223,6 +227,9 @@ def table(steps):
         lines.append("%-*s %s" % (width, step["name"], " ".join("%13.0f" % step["data"]["summary"][key] for key, _ in COLUMNS)))
     for step in rows:
         for row in filter(None, step["data"].get("frozen") or []):
+            if "refused" in row:
+                lines.append("%s: refused, %s" % (step["name"], row["refused"]))
+                continue
             how = "between launches" if row.get("between_launches") else "asleep" if row["asleep"] else "awake"
             lines.append("%s, %s: freeze %.0f ms, thaw %.0f ms, %d MiB while frozen; %s" % (step["name"], how, row["freeze_ms"], row["thaw_ms"], row["frozen_mib"], row["steps_ms"]))
         for failure, text in (step["data"].get("messages") or {}).items():

@@ -223,6 +223,17 @@ class Job(unittest.TestCase):
             self.assertTrue(refuses or all(report["frozen"][2]["answers"]), report["frozen"])
             self.assertEqual("freeze ended with 3:  not so" in report["error"], refuses)
 
+    def test_with_custom_all_reduce_a_freeze_between_launches_must_be_refused_for_what_the_ranks_share(self):
+        tool = os.path.join(self.folder, "tool")
+        for says, ok in (("rank 1 still shares 40 MiB", True), ("no room", False), ("", False)):
+            with open(tool, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\ncase $1 in freeze) echo '%s' >&2; [ -z '%s' ] || exit 3;; thaw) ;; *) exit 0;; esac\necho '{\"times\": [], \"notes\": []}'\n" % (says, says))
+            os.chmod(tool, 0o700)
+            report, code = self.run_job(cycles=1, more=["--tool", tool, "--freezes-between", "1", "--custom-all-reduce", "--tp", "2"])
+            self.assertEqual((code == 0, report["ok"]), (ok, ok), report)
+            if ok:
+                self.assertEqual(report["frozen"][0]["refused"], "still shares 40 MiB\n")
+
     def test_an_account_that_is_not_the_drivers_fails_the_run(self):
         report, code = self.run_job("account", cycles=1)
         self.assertEqual(code, 1)

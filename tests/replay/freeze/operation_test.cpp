@@ -360,6 +360,21 @@ TEST(FreezeChecks, memory_that_is_shared_in_spite_of_the_pause_is_not_given_to_t
   EXPECT_EQ(world.shared->made[static_cast<std::size_t>(FakeCall::kLock)], 0);
 }
 
+TEST(FreezeChecks, memory_of_the_program_that_is_shared_has_to_leave_at_a_safe_point) {
+  FrozenWorld world;
+  world.shared->ranks[1].shares = true;
+  const auto refusal = [&world](control::Where where) {
+    return world.Do(&FreezeOperation::Freeze, {.asked = {.all_tags = true, .where = where}}).message();
+  };
+  const std::string remedy = "without --between-launches the job is frozen at a safe point";
+  EXPECT_EQ(refusal(control::Where::kBetweenLaunches).find(remedy), std::string::npos) << "it is under no tag";
+  world.tag = PoolId{3};
+  EXPECT_NE(refusal(control::Where::kBetweenLaunches).find(remedy), std::string::npos);
+  const std::string at_safepoint = refusal(control::Where::kAtSafepoint);
+  EXPECT_NE(at_safepoint.find("still shares"), std::string::npos);
+  EXPECT_EQ(at_safepoint.find(remedy), std::string::npos);
+}
+
 TEST(FreezeChecks, host_memory_must_hold_what_is_on_the_gpus) {
   FrozenWorld world;
   world.shared->host_room = 3 * kOnGpu - 1;

@@ -112,8 +112,15 @@ struct Origin {
   bool services = false;       // OnServiceThread
 };
 
+// NCCL's last question on this thread whether a stream is captured, which has been noted.
+struct AskedOfCapture {
+  const ncclComm* comm = nullptr;
+  std::uint64_t generation = 0;  // of addresses (launches.h)
+};
+
 struct ThreadState {
   CallUnderWay call;
+  AskedOfCapture asked;
   Origin origin;
   Group groups[redirects::kLibraries];
 

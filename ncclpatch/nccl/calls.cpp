@@ -50,8 +50,7 @@ void AskWhetherReady(CommunicatorId id, ncclComm* comm) noexcept {
 void SetSuspendServer(SuspendServer* server) { g_server.store(server, std::memory_order_release); }
 SuspendServer* TheSuspendServer() { return g_server.load(std::memory_order_acquire); }
 
-int RefusalOf(const char* call, const ncclComm* comm) noexcept {
-  if (!registry::AnySuspended()) return 0;
+int RefusalOfSuspended(const char* call, const ncclComm* comm) noexcept {
   SuspendServer* server = TheSuspendServer();
   const std::optional<Communicator> found = server == nullptr ? std::nullopt : Find(comm);
   return found && found->suspended ? server->Refuse(call, found->id) : 0;

@@ -46,6 +46,9 @@ void SetSuspendServer(SuspendServer* server);
 SuspendServer* TheSuspendServer();
 
 // The answer of a call with this communicator in place of NCCL's; 0: it goes on. One load while none is suspended.
-int RefusalOf(const char* call, const ncclComm* comm) noexcept;
+int RefusalOfSuspended(const char* call, const ncclComm* comm) noexcept;
+inline int RefusalOf(const char* call, const ncclComm* comm) noexcept {
+  return registry::AnySuspended() ? RefusalOfSuspended(call, comm) : 0;
+}
 
 }  // namespace amem::nccl

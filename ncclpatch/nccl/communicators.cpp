@@ -19,7 +19,7 @@ struct Registry {
   std::map<const ncclComm*, CommunicatorId> by_address;
   std::map<CommunicatorId, std::map<std::uint64_t, std::uint64_t>> parts;  // calls that made parts of it, by their series
   Observer observer = nullptr;
-  std::atomic<int> unready{0}, suspended{0};
+  std::atomic<int> unready{0};
 
   void Notify(EventBody event) const {
     if (observer != nullptr) observer(std::move(event));
@@ -32,7 +32,7 @@ bool IsUnready(const Communicator& one) { return one.stage == Stage::kMaking && 
 void Erase(Registry& registry, CommunicatorId id, const char* how) {
   if (const Communicator* const ended = FindIn(registry.all, id)) {
     if (IsUnready(*ended)) --registry.unready;
-    if (ended->suspended) --registry.suspended;
+    if (ended->suspended) --registry::g_suspended;
     if (const auto* const known = FindIn(registry.by_address, ended->address); known != nullptr && *known == id)
       registry.by_address.erase(ended->address);
   }
@@ -187,7 +187,7 @@ bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
   With(id, [&](Registry& registry, Communicator& known) {
     if (known.suspended == suspended) return;
     known.suspended = suspended;
-    registry.suspended += suspended ? 1 : -1;
+    g_suspended += suspended ? 1 : -1;
     changed = true;
     registry.Notify(CommunicatorSuspended{id, suspended});
   });
@@ -197,8 +197,6 @@ bool registry::SetSuspended(CommunicatorId id, bool suspended) noexcept {
 void registry::SetAside(CommunicatorId id, std::uint64_t pause) noexcept {
   With(id, [&](Registry&, Communicator& known) { known.aside = pause; });
 }
-
-bool registry::AnySuspended() noexcept { return Forever<Registry>().suspended.load(std::memory_order_relaxed) > 0; }
 
 bool registry::AnyUnready() noexcept { return Forever<Registry>().unready.load(std::memory_order_relaxed) > 0; }
 

@@ -5,6 +5,7 @@
 // before AMem.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -100,7 +101,8 @@ void RetractPart(const CountedPart& part) noexcept;
 bool SetSuspended(CommunicatorId id, bool suspended) noexcept;
 void SetAside(CommunicatorId id, std::uint64_t pause) noexcept;
 // Without the lock.
-bool AnySuspended() noexcept;
+inline constinit std::atomic<int> g_suspended{0};
+inline bool AnySuspended() noexcept { return g_suspended.load(std::memory_order_relaxed) > 0; }
 // How many have an address and are not ready; without the lock.
 bool AnyUnready() noexcept;
 

@@ -277,10 +277,15 @@ void WrittenLater() noexcept { g_written_later.store(true); }
 
 // A thread of NCCL's may ask for a call of which this one knows nothing.
 static void NoteQuestion() noexcept {
-  const ncclComm* const comm = AddressedOnce(t_state).call.comm;
+  nccl::ThreadState& state = AddressedOnce(t_state);
+  const ncclComm* const comm = state.call.comm;
+  const std::uint64_t generation = g_generation.load(std::memory_order_acquire);
+  if (state.asked.generation == generation && state.asked.comm == comm) [[likely]]
+    return;
   const Counted* const of = comm == nullptr ? nullptr : FindCounted(comm);
   const std::uint32_t whose = of == nullptr ? kOfSomeLibrary : std::uint32_t{1} << of->member.place;
   if ((g_captures_seen.load(std::memory_order_relaxed) & whose) == 0) g_captures_seen.fetch_or(whose);
+  state.asked = {comm, generation};
 }
 
 void NoteCapture(bool captures, const void* graph, std::uint64_t id) noexcept {

@@ -165,9 +165,9 @@ Result<std::vector<Named>> Resolve(Session& session, std::span<const char* const
 }  // namespace
 
 Status HasRoomFor(std::span<const char* const> names) {
-  if (Runtime::Get().started() == nullptr) return {};  // nothing is paused, and a question starts no session
-  AMEM_ASSIGN(Session* const session, Runtime::Get().ForPools());
-  if (session == nullptr) return {};
+  Session* const session = Runtime::Get().started();
+  if (session == nullptr) return {};             // nothing is paused, and a question starts no session
+  AMEM_TRY(Runtime::Get().ForPools().status());  // which a forked child has not
   AMEM_ASSIGN(const auto tags, Resolve(*session, names));
   std::vector<PoolId> scopes;
   for (const Named& tag : tags) scopes.push_back(tag.pool);

@@ -249,8 +249,8 @@ void WrongUse() {
   EXPECT(Resume({"weights"}) == 0);
   std::size_t length = 4;
   char few[4];
-  EXPECT(amem_json(AMEM_MEMORY, few, &length) == 4 && amem_json(AMEM_MEMORY, few, nullptr) == 4 &&
-         amem_json("what", few, &length) == 4 && Says("known: stats, memory"));
+  EXPECT(amem_json(AMEM_MEMORY, few, &length) == 4 && Says("amem_json: the buffer has 4 bytes"));
+  EXPECT(amem_json(AMEM_MEMORY, few, nullptr) == 4 && amem_json("what", few, &length) == 4 && Says("known: stats, memory"));
 }
 
 // As PyTorch sees it: null, and after something was freed it works. AMEM_SIM_CAPACITY_MIB=256

@@ -115,6 +115,14 @@ TEST_F(Requests, what_a_pause_leaves_on_the_gpus_is_said_by_name_before_there_is
   AllEndWell();
 }
 
+// --at-step names one of them, the same on all hosts.
+TEST_F(Requests, safe_points_are_counted_from_one) {
+  Start({"cuda", "load", "init", "barrier", "steps=7,2", "sleep=2000", "barrier"});
+  ASSERT_TRUE(UntilSaid("steps: sum"));
+  for (const json& rank : Ask({"ls", "--live", Pid(0)})) EXPECT_EQ(rank["safepoints"], 7) << rank;
+  AllEndWell();
+}
+
 // A pause of the ranks that are found would wait for the others until the deadline.
 TEST_F(Requests, a_rank_whose_neighbours_have_their_journals_elsewhere_is_not_asked_without_them) {
   job_.environment_of[2]["AMEM_JOURNAL_DIR"] = job_.directory() / "elsewhere";

@@ -209,6 +209,19 @@ TEST_F(ServedSuspends, ranks_of_a_part_make_a_communicator_while_the_world_stays
   }
 }
 
+// NCCL makes it all the same, with memory of its own.
+TEST_F(ServedSuspends, one_is_made_beside_suspended_ones_that_cannot_be_resumed) {
+  const auto ranks = Run({"init", "reduce", "barrier", "suspend last", "barrier", "1:at=Create,1,fail=2", "init", "barrier",
+                          "1:at=nothing,1,fail=1", "reduce", "resume first", "barrier", "reduce"});
+  for (const Rank& rank : ranks) {
+    EXPECT_EQ(rank.Said("init", 1), "0") << Everything(ranks);
+    EXPECT_NE(rank.err.find("is made while other communicators of the process stay suspended"), std::string::npos)
+        << Everything(ranks);
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0)) << Everything(ranks);
+    EXPECT_EQ(rank.Said("resume first"), "0") << Everything(ranks);
+  }
+}
+
 TEST_F(ServedSuspends, making_one_does_not_undo_a_pause_that_the_program_asked_for) {
   const auto ranks = Run({"init", "reduce", "suspend last", "barrier", "resume", "barrier", "pause", "barrier", "init",
                           "barrier", "bytes", "barrier"});

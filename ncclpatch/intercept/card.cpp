@@ -186,10 +186,12 @@ TrafficGate::Traffic Card::UnderWay() {
     const std::int64_t sends = pair->sends.load(), receives = pair->receives.load();
     const bool failed = pair->failed.load();
     const bool silent = Forever<Cards>().HaveAnyOf(pair->silent_begin.load(), pair->silent_end.load());
+    if (sends != 0 || receives != pair->steady) pair->steady = 0;
     if (receives == 0) pair->in_vain = 0;
     if (sends == 0 && receives == 0 && !failed && !silent && !pair->uncounted) continue;
     const bool ahead = sends == 0 && receives != 0 && receives == pair->in_vain;
-    if (failed || pair->uncounted || ahead || (silent && sends == 0)) first.for_ever = true;
+    if (failed || pair->uncounted || (silent && sends == 0)) first.for_ever = true;
+    first.as_before = first.as_before || ahead;
     if (!first.what.empty()) {
       ++others;
       continue;
@@ -197,7 +199,7 @@ TrafficGate::Traffic Card::UnderWay() {
     const char* const what = failed             ? ", after a request that failed"
                              : pair->uncounted  ? ", whose receives are shared"
                              : silent           ? ", and sends whose end nobody tells"
-                             : ahead            ? ", as at an earlier pause: they are posted ahead"
+                             : ahead            ? ", as many as at an earlier pause, so perhaps posted ahead"
                              : sends >= kInside ? ", of which one is being posted"
                                                 : "";
     first.what = fmt::format("{}: queue pair {} has {} and {} under way{}", name_, number, Numbered(sends % kInside, "send"),
@@ -207,11 +209,16 @@ TrafficGate::Traffic Card::UnderWay() {
   return first;
 }
 
-// NCCL may post receives ahead (NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS), and one more for each that ends. Their number is the
-// same whenever a card is idle, so that one pause waits for them and no other.
+// NCCL may post receives ahead (NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS), and one more for each that ends: a pair then never
+// becomes quiet, and has as many open whenever the card is idle. One pause waits for them as long as it may, and later ones
+// shortly.
+void Card::BeginsToWait() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [number, pair] : pairs_) pair->steady = pair->receives.load();
+}
 void Card::WaitedInVain() {
   const std::lock_guard lock(mutex_);
-  for (const auto& [number, pair] : pairs_) pair->in_vain = pair->receives.load();
+  for (const auto& [number, pair] : pairs_) pair->in_vain = pair->steady;
 }
 
 }  // namespace amem::intercept

@@ -27,7 +27,9 @@ struct CountedPair {
   std::atomic<bool> failed{false};  // a request ended with an error; what else did is not known
   std::uint32_t number = 0;
   bool signals_all = false, uncounted = false;
-  std::int64_t in_vain = 0;  // so many receives were open when a pause had waited for them long enough; the card's mutex
+  // Receives that are open, without a send; 0: none, or not so. The card's mutex guards both.
+  std::int64_t steady = 0;   // as many from the beginning of this wait on
+  std::int64_t in_vain = 0;  // as many during all of an earlier wait, which was long
 };
 
 class Card final : public TrafficGate {
@@ -52,6 +54,7 @@ class Card final : public TrafficGate {
   static constexpr unsigned kPageBits = 8, kNumberBits = 24;  // of a queue pair's number
   using Page = std::array<std::atomic<CountedPair*>, std::size_t{1} << kPageBits>;
   Traffic UnderWay() override;
+  void BeginsToWait() override;
   void WaitedInVain() override;
   [[nodiscard]] CountedPair* Find(std::uint32_t number) const;
   [[nodiscard]] CountedPair& Counted(std::uint32_t number);

@@ -35,6 +35,9 @@ struct Waiting {
 
 std::string TrafficGate::Shut(Deadline until) {
   constexpr int kTries = 20;  // a thread may be on its way to the wait, or out
+  constexpr auto kShort = 50ms, kLong = 1'000ms;
+  const auto began = std::chrono::steady_clock::now();
+  BeginsToWait();
   for (;;) {
     Traffic traffic = UnderWay();
     if (traffic.what.empty()) {
@@ -50,11 +53,10 @@ std::string TrafficGate::Shut(Deadline until) {
       }
       Reopen();
     }
-    if (traffic.for_ever) return traffic.what;
-    if (Passed(until)) {
-      WaitedInVain();
-      return traffic.what;
-    }
+    const auto waited = std::chrono::steady_clock::now() - began;
+    const bool ends = Passed(until);
+    if (ends && waited >= kLong) WaitedInVain();
+    if (traffic.for_ever || ends || (traffic.as_before && waited >= kShort)) return traffic.what;
     std::this_thread::sleep_for(200us);
   }
 }

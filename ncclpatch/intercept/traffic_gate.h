@@ -33,11 +33,14 @@ class TrafficGate {
 
  protected:
   struct Traffic {
-    std::string what;       // for people; empty: nothing is under way
-    bool for_ever = false;  // waiting longer for it is in vain
+    std::string what;        // for people; empty: nothing is under way
+    bool for_ever = false;   // waiting longer for it is in vain
+    bool as_before = false;  // probably in vain: an earlier pause has waited for as much
   };
   virtual Traffic UnderWay() = 0;
-  virtual void WaitedInVain() {}  // the deadline has passed, and something is under way still
+  // Around a wait. In vain: it took long, and something is under way still.
+  virtual void BeginsToWait() {}
+  virtual void WaitedInVain() {}
 
  private:
   std::atomic<bool> shut_{false};

@@ -274,24 +274,25 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
   return Refusal("nothing was touched: ", problems);
 }
 
-Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes, control::Where where) {
+Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes) {
   std::vector<std::string> problems, noted_before;
   for (const FrozenProcess* one : processes) {
     const RankProcess& process = one->process;
     AMEM_ASSIGN(const auto state, job.MemoryOf(process).Within("what " + process.name + " holds cannot be read"));
     FindSharedOutside(process, state, problems, noted_before);
     Bytes shared = 0;
-    bool by_tags = false;
+    bool by_running_tags = false;
     for (const auto& [id, allocation] : state.allocations) {
       if (allocation.placed() || !allocation.resident || !allocation.on_device()) continue;
       if (allocation.own() && allocation.importers.empty()) continue;
       shared += allocation.bytes;
-      by_tags = by_tags || allocation.pool;
+      by_running_tags = by_running_tags || (allocation.pool && WhyKept(allocation) == KeepReason::kNone);
     }
     if (shared > 0) {
-      const char* const remedy = by_tags && where == control::Where::kBetweenLaunches
-                                     ? ". Memory of the program's stays between launches, where the program runs on: without "
-                                       "--between-launches the job is frozen at a safe point, which it leaves as well"
+      const char* const remedy = by_running_tags
+                                     ? ". Memory of the program's stays where a job is stopped between launches, because "
+                                       "the program runs on: freeze the job while it runs and calls "
+                                       "amem.safepoint(), without --between-launches, and this memory leaves, too"
                                      : "";
       problems.push_back(
           fmt::format("{} still shares {} of GPU memory with another process, and the driver could not restore it; "

@@ -65,8 +65,7 @@ std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuInUse> g
 Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const FrozenProcess> processes,
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes);
 // Of sessions that are paused: device memory that is still shared, of which the driver's restore would lose the process.
-// `where`: between launches a pause leaves the tags.
-Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes, control::Where where);
+Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes);
 // Whether each GPU has room for what comes back to it: what the processes had there before they were paused, less what those
 // that the driver has not `taken` have there now. kOutOfMemory names who holds it.
 Status CheckRoom(FreezeHost& host, std::span<const FrozenProcess> processes, const std::set<pid_t>& taken,

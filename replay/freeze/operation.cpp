@@ -322,7 +322,7 @@ bool FreezeOperation::AllArePaused() {
 
 Status FreezeOperation::NoteTaken() {
   const Processes running = In(CheckpointState::kRunning);
-  AMEM_TRY(CheckWhilePaused(job_, running, options_.asked.where));
+  AMEM_TRY(CheckWhilePaused(job_, running));
   auto held = HeldBy(host_.GpusInUse());
   for (FrozenProcess* one : running) {
     for (GpuShare& share : one->gpus) share.taken = 0;

@@ -78,7 +78,8 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   bool ranks_elsewhere = false;  // a communicator has more ranks than there are here
   bool is_grown = false;         // that communicator, so that it has no name
   MemoryTag user_memory = MemoryTag::kNccl;
-  PoolId tag;  // of the memory
+  PoolId tag;         // of the memory
+  bool kept = false;  // by whom does not matter
   LocationType location = LocationType::kDevice;
   bool imported = false, multicast = false, registered = false, renewable = false, handed_out = false;
   std::string handed_to;  // a library
@@ -184,6 +185,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
     Allocation one{.bytes = kOnGpu, .properties = {.location = {LocationType::kDevice, 0}}};
     one.tag = user_memory;
     one.pool = tag;
+    one.kept_with_all = kept;
     one.properties.location.type = location;
     one.guest_references = 1;
     one.resident = !shared->paused || user_memory == MemoryTag::kUser;

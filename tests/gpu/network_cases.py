@@ -35,7 +35,7 @@ ALL_KINDS = ["--kinds", "unmatched,graph,churn", *SMALL]
 NO_GRAPH = ["--kinds", "unmatched,churn", *SMALL]
 # NCCL merges ports of one PCI device, and no /sys says where the stand-in's are. The file of the topology does: a card of two ports.
 MERGED = {"AMEM_SIM_CARDS": "2", "NCCL_IB_MERGE_NICS": "1"}
-# A receive that was posted ahead does not name its request, and NCCL finds that by index only where it does.
+# A receive that is posted ahead has no request's index; by default NCCL looks up requests by that index, reads beside its table, and hangs.
 AHEAD = {"NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS": "1", "NCCL_IB_RECEIVER_SIDE_MATCHING_SCHEME": "1"}
 PORT = ('<pci busid="0000:fe:00.{port}" class="0x020000" vendor="0x15b3" device="0x1021" subsystem_vendor="0x15b3" subsystem_device="0x0001" '
         'link_speed="32.0 GT/s PCIe" link_width="16"><nic><net name="amem_card{port}"/></nic></pci>')
@@ -80,7 +80,8 @@ def arguments():
     parser.add_argument("--only", default="", help="cases whose names contain this")
     parser.add_argument("--settings", default="keep,renew", help="of AMEM_NETWORK, comma separated; stock: without AMem")
     parser.add_argument("--cycles", type=int, default=20)
-    parser.add_argument("--spans", type=int, default=120, help="of group speed: of ten all-reduces each")
+    parser.add_argument("--spans", type=int, default=60, help="of group speed: of ten all-reduces each")
+    parser.add_argument("--pairs", type=int, default=4, help="of jobs of group speed")
     parser.add_argument("--at-once", type=int, default=1, help="jobs at a time; times mean nothing beyond 1")
     parser.add_argument("--limit", type=int, default=90, help="seconds for one job")
     parser.add_argument("--budget", type=float, default=560, help="seconds for everything; what does not fit is skipped, visibly")
@@ -169,20 +170,30 @@ def needs(version, ranks, more, environment):
 
 
 def speed(jobs, version, rows):
-    """All-reduces of stock NCCL over the card, and with keep and renew, in turns with each other."""
-    more = ["--groups", "0", "--elements", "1024", "--cycles", "1", "--reductions", str(jobs.options.spans)]
+    """All-reduces of stock NCCL over the card, and with keep and renew, in turns with each other: pairs of jobs, which change places."""
     for setting in ("keep", "renew"):
-        with tempfile.TemporaryDirectory(prefix="amem-turns-") as folder, concurrent.futures.ThreadPoolExecutor(2) as both:
-            fifos = span_turns.Fifos(folder, setting)
-            pair = [both.submit(jobs.run, f"all-reduce of 8 MiB, beside {setting if one == 'stock' else 'stock'}", version, one, 2, [*more, "--turns", turns], {})
-                    for one, turns in (("stock", fifos.first), (setting, fifos.second))]
-            stock, amem = (one.result().get("all_reduce_ms", []) for one in pair)
-            fifos.close()
-        line = {"name": "all-reduce of 8 MiB", "version": version, "setting": setting}
-        if stock and amem:
-            line.update({"stock_ms": round(statistics.median(stock), 4), "amem_ms": round(statistics.median(amem), 4), **span_turns.compare(stock, amem)})
+        line = {"name": "all-reduce of 8 MiB", "version": version, "setting": setting, "pairs": []}
+        for number in range(jobs.options.pairs):
+            names = ("stock", setting) if number % 2 == 0 else (setting, "stock")
+            spans = [row.get("all_reduce_ms") if row["ok"] else None for row in two_in_turns(jobs, version, names)]
+            if not all(spans):
+                continue
+            found = span_turns.compare(*spans)
+            line["pairs"].append(found if number % 2 == 0 else span_turns.turned(found))
+        line.update(span_turns.several(line["pairs"]) if line["pairs"] else {"ok": False})
         rows.append(line)
         print(json.dumps(line), flush=True)
+
+
+def two_in_turns(jobs, version, names):
+    """The rows of both jobs."""
+    more = ["--groups", "0", "--elements", "1024", "--cycles", "1", "--reductions", str(jobs.options.spans)]
+    with tempfile.TemporaryDirectory(prefix="amem-turns-") as folder, span_turns.Fifos(folder, "all-reduce") as fifos, concurrent.futures.ThreadPoolExecutor(2) as both:
+        pair = [both.submit(jobs.run, f"all-reduce of 8 MiB, {name} of {' and '.join(names)}", version, name, 2, [*more, "--turns", turns], {})
+                for name, turns in zip(names, (fifos.first, fifos.second))]
+        concurrent.futures.wait(pair, return_when=concurrent.futures.FIRST_COMPLETED)
+        fifos.release()  # the other has no spans left, or a partner that failed
+        return [one.result() for one in pair]
 
 
 def main():

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """What counting launches costs a job that never heard of AMem: a stock job and one under AMem, in turns.
 
-    NCCL_NVLS_ENABLE=0 unmodified_costs.py --library build/lib/libamem_nccl.so [--ranks 2 --share-gpu --nccl libnccl.so.2]
+    NCCL_NVLS_ENABLE=0 unmodified_costs.py --library build/lib/libamem_nccl.so
     NCCL_NVLS_ENABLE=0 unmodified_costs.py --library build/lib/libamem_nccl.so --against OLD/lib/libamem_nccl.so   # in place of the stock job: another AMem
 
 Part `tiny`: all-reduces of 8 bytes through ctypes, whose own time both have; a span is 20 000 of them. Part `ddp`: training steps of unmodified_job.py,
-ten a span. Both jobs run at once, on the same GPUs and, with --processors, on the same few processors, and make their
-spans in turns, while the other waits (span_turns.py). The same program in another process is faster or slower by half a per cent: hence several pairs,
-and the median of their ratios.
+ten a span. Both jobs have one rank, run at once on the same GPU and, with --processors, on the same few processors, and make their spans in turns, while the
+other waits (span_turns.py). The same program in another process may take a few per cent more or less: hence several pairs, which change places.
 
 The last line is JSON. Exit code 0: every ratio is within its --bar, 1: not, or a job failed; 2: refused (NCCL_NVLS_ENABLE is not 0).
 """
@@ -35,8 +34,6 @@ def arguments():
     parser.add_argument("--steps", default="tiny=800,ddp=1500", help="of a job")
     parser.add_argument("--processors", default="", help="for both jobs, comma separated (default: all)")
     parser.add_argument("--bars", default="tiny=1.02,ddp=1.002", help="the most that a ratio may be")
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--share-gpu", action="store_true")
     parser.add_argument("--library", default="libamem_nccl.so")
     parser.add_argument("--against", default="", help="another libamem_nccl.so, for the job that is else stock")
     parser.add_argument("--nccl", default="", help="a libnccl.so.2 in place of PyTorch's own")
@@ -45,7 +42,7 @@ def arguments():
     parser.add_argument("--json", default="")
     parser.add_argument("--imitate", default="", choices=("", "cpu", "stand-ins"))
     options = parser.parse_args()
-    options.until, options.away, options.deadline, options.tool = time.monotonic() + options.time_limit, 0, 40, "amem-replay"
+    options.share_gpu, options.until, options.away, options.deadline, options.tool = False, time.monotonic() + options.time_limit, 0, 40, "amem-replay"
     return options
 
 
@@ -53,19 +50,24 @@ def of_parts(text, kind):
     return {name: kind(value) for name, value in (one.split("=") for one in text.split(","))}
 
 
-def one_pair(options, part, steps, folder):
-    """What span_turns.compare says of two jobs, and the microseconds of both; a RuntimeError says what went wrong."""
+def one_pair(options, part, steps, folder, amem_first):
+    """What span_turns.compare says of the job under AMem beside the other, and the microseconds of both, the other's first. RuntimeError: what went wrong."""
     os.makedirs(folder)
-    fifos = span_turns.Fifos(folder, part)
-    with unmodified_job.Job(options, part, options.ranks, os.path.join(folder, "first"), options.against, fifos.first) as first, \
-            unmodified_job.Job(options, part, options.ranks, os.path.join(folder, "amem"), True, fifos.second) as amem:
-        reached = amem.until(steps, options.time_limit)
-        problems = first.finish(60) + amem.finish(60)
-        fifos.close()
+    ways = (True, options.against) if amem_first else (options.against, True)
+    with span_turns.Fifos(folder, part) as fifos, \
+            unmodified_job.Job(options, part, 1, os.path.join(folder, "first"), ways[0], fifos.first) as first, \
+            unmodified_job.Job(options, part, 1, os.path.join(folder, "second"), ways[1], fifos.second) as second:
+        while second.at() < steps and first.runs() and second.runs() and unmodified_job.left(options) > 0:
+            time.sleep(0.05)
+        reached = second.at() >= steps
+        if not (first.runs() and second.runs()):
+            fifos.release()
+        problems = first.finish(60) + second.finish(60)
         if problems or not reached:
-            raise RuntimeError("; ".join(problems)[-1500:] or f"only {amem.at()} of {steps} steps in time")
-        spans = first.spans(), amem.spans()
-    return span_turns.compare(*spans), [1e6 / PER_STEP[part] * statistics.median(one[span_turns.FIRST:]) for one in spans]
+            raise RuntimeError("; ".join(problems)[-1500:] or f"only {second.at()} of {steps} steps in time")
+        spans = first.spans(), second.spans()
+    found, micros = span_turns.compare(*spans), [1e6 / PER_STEP[part] * statistics.median(one[span_turns.FIRST:]) for one in spans]
+    return (span_turns.turned(found), micros[::-1]) if amem_first else (found, micros)
 
 
 def compare(options, part, steps, folder, bar):
@@ -75,15 +77,16 @@ def compare(options, part, steps, folder, bar):
         if found and unmodified_job.left(options) < LEAST:
             break
         try:
-            one, both = one_pair(options, part, steps, os.path.join(folder, f"{part}.{number}"))
+            one, both = one_pair(options, part, steps, os.path.join(folder, f"{part}.{number}"), number % 2 == 1)
         except (RuntimeError, ValueError) as error:
-            return {"part": part, "ok": False, "why": str(error)}
+            return {"part": part, "ok": False, "why": str(error), "pairs": found}
         print(f"{part}, pair {number + 1}: {both[0]:.3f} us, {both[1]:.3f} us, {one}", flush=True)
         found.append(one)
         micros.append(both)
-    ratio = statistics.median(one["ratio"] for one in found)
-    first_us, amem_us = (round(statistics.median(one), 4) for one in zip(*micros))
-    return {"part": part, "against" if options.against else "stock": first_us, "amem": amem_us, "unit": "us", "ratio": ratio, "bar": bar, "ok": ratio <= bar, "pairs": found}
+    other_us, amem_us = (round(statistics.median(one), 4) for one in zip(*micros))
+    all_pairs = span_turns.several(found)
+    return {"part": part, "against" if options.against else "stock": other_us, "amem": amem_us, "unit": "us", **all_pairs, "bar": bar, "ok": all_pairs["ratio"] <= bar,
+            "pairs": found}
 
 
 def main():
@@ -100,7 +103,7 @@ def main():
             rows.append(compare(options, part, steps[part], folder, bars[part]))
             ok = ok and rows[-1]["ok"]
             print(rows[-1], flush=True)
-    return unmodified_job.told(options, "unmodified_costs", ok, ranks=options.ranks, parts=rows)
+    return unmodified_job.told(options, "unmodified_costs", ok, ranks=1, parts=rows)
 
 
 if __name__ == "__main__":

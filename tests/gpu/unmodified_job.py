@@ -71,7 +71,7 @@ def arguments():
     parser.add_argument("--imitate", default="", choices=("", "cpu", "stand-ins"), help="without a GPU")
     parser.add_argument("--rank", default="", help=argparse.SUPPRESS)  # this is a rank of a job of that kind
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--turns", default="", help=argparse.SUPPRESS)  # its spans are made in turns with another job's: unmodified_kinds.Turn
+    parser.add_argument("--turns", default="", help=argparse.SUPPRESS)  # its spans are made in turns with another job's: span_turns.Turn
     options = parser.parse_args()
     options.until = time.monotonic() + options.time_limit
     return options

@@ -21,8 +21,8 @@ struct CountedPair {
   // function.
   std::atomic<std::int64_t> sends{0};
   std::atomic<std::int64_t> receives{0};
-  // The addresses of what the last sends read, which asked for no completion, so that nobody says when they have ended. NCCL
-  // sends so from host memory, where it tells a peer of receives; that does no harm. None: `begin` is not below `end`.
+  // The addresses read by the last sends, which asked for no completion, so nothing tells when they have ended. NCCL makes such
+  // sends from host memory, to tell a peer of receives; they do no harm. None: `begin` is not below `end`.
   std::atomic<std::uint64_t> silent_begin{~std::uint64_t{0}}, silent_end{0};
   std::atomic<bool> failed{false};  // a request ended with an error; what else did is not known
   std::uint32_t number = 0;

@@ -29,8 +29,8 @@ const replacements::Tables& CountingTables();
 // replaced in other libraries' import tables in every scope, because memory that somebody holds must not move.
 const replacements::Tables& GuardTables();
 void Guard();  // hook::ReachOthers with these
-// The same with AMEM_SCOPE=shared: what a library that imports functions of cudaIpc gets from cudaMalloc is a tag's, which is
-// called as the library is. With AMEM_SCOPE=all everybody's is, under the tag `program`.
+// The same with AMEM_SCOPE=shared: what a library that imports functions of cudaIpc gets from cudaMalloc belongs to a tag named
+// after the library. With AMEM_SCOPE=all the memory of every library belongs to the tag `program`.
 const replacements::Tables& WiderTables(LibraryScope scope);
 void Widen(LibraryScope scope);  // installs them
 

@@ -21,7 +21,7 @@ class TrafficGate {
   virtual ~TrafficGate() = default;
 
   [[nodiscard]] bool IsShut() const { return shut_.load(); }
-  // Shuts it once nothing is under way. Otherwise what still is by then, for people; empty: it is shut.
+  // Shuts the gate once nothing is under way, and returns empty. If it gives up: what is still under way, for people.
   std::string Shut(Deadline until);
   void Reopen();  // what waits goes on
   // Of a thread that found the gate shut. False: its communicator ends, so what it wanted to begin is refused.

@@ -37,7 +37,7 @@ struct CapturedLaunch {
 struct Captured {
   enum class Kind : std::uint8_t { kGraph, kMade, kByTheDevice };  // kByTheDevice: made so that the device may launch it
   std::vector<CapturedLaunch> launches;
-  // What was made of it is known, or what was made of a clone of it, with which it has this in common.
+  // Whether an instantiation of this graph, or of a clone, was seen; clones share the flag.
   std::shared_ptr<bool> instantiated = std::make_shared<bool>(false);
   std::uint64_t capture = 0;  // the capture by which it was filled; 0: by none, or it is a clone
   bool is_open = false;       // that capture was not seen to end; of a clone: when it was made
@@ -59,11 +59,11 @@ inline All& TheAll() { return Forever<All>(); }
 
 inline constinit std::atomic<bool> g_unknown{false}, g_broken{false}, g_captured_somewhere{false};
 inline constinit std::atomic<bool> g_written_later{false}, g_forgot{false};
-// Libraries that have launched, and of which a question whether a stream is captured was seen: a bit for each place.
+// A bit for each library: those that have launched, and those that were seen asking whether a stream is captured.
 inline constinit std::atomic<std::uint32_t> g_launched{0}, g_captures_seen{0};
 inline constexpr std::uint32_t kOfSomeLibrary = std::uint32_t{1} << redirects::kLibraries;
 
-// A question of which it is not known whose it was counts where one library alone has launched.
+// A question from an unknown library counts if only one library has launched.
 inline bool CapturesAreSeen() {
   const std::uint32_t launched = g_launched.load(), seen = g_captures_seen.load();
   return (launched & ~seen) == 0 || (std::has_single_bit(launched) && (seen & kOfSomeLibrary) != 0);
@@ -87,8 +87,8 @@ void WithCounted(CommunicatorId id, const Body& body) noexcept {
   });
 }
 
-// NCCL's call that ends a communicator waits for its kernels: but not in a group, not in the background, and not before that of
-// the last rank of the process.
+// NCCL's call that ends a communicator waits for its kernels, except in a group, in the background, or while another rank of
+// this process has not ended the communicator.
 inline bool MayStillRun(const All& all, const Counted& of) {
   if (!of.ended() || (of.streams.all().empty() && of.streams.unawaited() == nullptr)) return false;
   return of.lifetime.still_ends.load() != nullptr ||

@@ -1,6 +1,7 @@
 // Launches of NCCL's that were captured into CUDA graphs. They are remembered with the graph, and count each time that it is
-// launched, where the program's calls about graphs are seen (AMEM_SCOPE=all). A graph with such launches that nobody was seen
-// to instantiate may be launched past AMem, and elsewhere every one may: then the job is not stopped between launches.
+// launched, where the program's calls about graphs are seen (AMEM_SCOPE=all). A graph with such launches whose instantiation
+// was not seen may be launched past AMem, and in other scopes any such graph may be; then the job is not stopped between
+// launches.
 //
 // Graphs and what is made of them are known by the driver's handles, which it gives to others later. What a capture has put
 // into a graph is therefore known by the capture's number as well. Where the two disagree, the communicators of what was

@@ -41,8 +41,8 @@ class Count {
   std::atomic<std::uint64_t> own_{0}, others_{0};
 };
 
-// What NCCL carries on in the background of what it was asked for. Its answer that nothing goes on says so of what had begun
-// when it was asked, and threads may be late with it.
+// NCCL's operations that go on in the background. NCCL's answer that none goes on covers only those that had begun when it was
+// asked, and a thread may report that answer late.
 class Background {
  public:
   void Begin() noexcept { begun_.fetch_add(1); }
@@ -144,7 +144,8 @@ class LaunchStreams {
 // Whether a communicator lives, and who still needs what is known of it.
 struct Lifetime {
   std::atomic<Life> life{Life::kLives};
-  // Whose group ends it, or what stands for the background; null: nobody's any more, so its kernels have ended as well.
+  // While its end is pending: the thread whose group ends it, or a mark for the background. Null: no end is pending
+  // (MayStillRun).
   std::atomic<const void*> still_ends{nullptr};
   int held = 0;  // under the lock: threads that wait at the gate to call NCCL with it
 };
@@ -174,7 +175,7 @@ void Ended(CommunicatorId id) noexcept;
 // Its end has been asked for, and goes on in this thread's group or in the background.
 void EndsLater(CommunicatorId id, bool in_group) noexcept;
 void GroupHasEnded() noexcept;
-// Before NCCL frees it: nobody enters NCCL with it any more who was held.
+// Before NCCL frees it: wakes the threads held at the gate with it, and waits until they leave.
 void LetHeldLeave(CommunicatorId id) noexcept;
 std::uint64_t Begun(const ncclComm* address) noexcept;                 // in the background, before NCCL is asked about it
 void Finished(const ncclComm* address, std::uint64_t begun) noexcept;  // nothing of that goes on

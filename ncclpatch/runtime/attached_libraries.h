@@ -18,11 +18,11 @@ namespace amem {
 
 class AttachedLibraries : NoCopies {
  public:
-  // In the thread that starts the session, before it does: the settings are what they are without a proof, if an NCCL is
-  // attached for which they were not proved.
+  // In the thread that starts the session, before it does: if an NCCL is attached for which AMEM_NVLS and AMEM_NETWORK were not
+  // proved, both act as `keep`.
   void CheckBeforeSession(Options& options);
-  // Records those that were attached since the last call. Returns why nothing may leave now that these are there; empty:
-  // nothing against it.
+  // Records those that were attached since the last call. Returns why pauses must leave all memory in place from now on; empty:
+  // they need not.
   std::string RecordNew(Session& session, const Options& options);
   // Attaches what was loaded since the last call, and warns of each that cannot be attached: its memory stays. Returns as
   // RecordNew. `session` may be null.

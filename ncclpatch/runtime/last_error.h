@@ -8,8 +8,8 @@
 
 namespace amem::last_error {
 
-// AMem has refused a call of NCCL's, or one in NCCL's name. This thread's amem_last_error, and what ncclGetLastError says until
-// NCCL has an error of its own that is another one; NCCL has one text for all threads, too.
+// AMem has refused a call of NCCL's, or one in NCCL's name. Sets this thread's amem_last_error and, for all threads as in NCCL,
+// what ncclGetLastError returns until NCCL's own text changes.
 void NoteRefusal(const std::string& message) noexcept;
 
 redirects::Table Calls();  // for redirects::Install

@@ -41,9 +41,8 @@ class Wants {
   // hold. kTimeout: another thread was at it until `until`.
   Status Pause(PoolId scope, std::optional<WantId> want, Deadline until, const Memory& memory);
 
-  // `want` names the scope no more, whatever comes of it. Resumes the scope unless another want names it, which is success;
-  // but kRefused for the plain want, because who calls that expects the memory. No `until`: waits as long as another thread
-  // takes.
+  // In every case `want` names the scope no more. Resumes the scope, unless another want names it; that is success, too, but
+  // kRefused for the plain want, because its caller expects the memory. No `until`: waits as long as another thread takes.
   Status Resume(PoolId scope, std::optional<WantId> want, std::optional<Deadline> until, const Memory& memory);
 
   // `want` names the scope no more, and its memory stays as it is.

@@ -60,7 +60,7 @@ struct AskOptions {
   bool all_tags = false;                 // the program's tags as well, before NCCL's memory
   Where where{};
   bool parks = false;  // between launches, with nothing released
-  // Without the tags where the job is stopped between launches: for who takes all memory anyway.
+  // Leaves out the tags if the job stops between launches: for a caller that takes all memory anyway (freeze).
   bool tags_at_safepoint_only = false;
   std::chrono::milliseconds progress_every{1'000};
   // What the caller has still to find out while the ranks come; asked every millisecond, by the thread that asks for the pause.

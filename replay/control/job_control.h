@@ -64,8 +64,8 @@ class JobControl final : public AskedJob {
   Status AgreeOnStep(const AskOptions& options);
   [[nodiscard]] Coming HowTheyCome() const;
   Status AwaitAll(const AskOptions& options, Deadline until, const Progress& progress);
-  // Until `done` says so of all ranks. Its failure, or one of a rank, ends that; null: all have done it, else who has not in
-  // time.
+  // Waits until `done` is true of all ranks; a failure of `done` or of a rank ends the wait. Null: all have done it; otherwise
+  // a rank that has not done it in time.
   Result<const RankLink*> AwaitRanks(Ask asked, Deadline until, const std::function<Result<bool>(const RankLink&)>& done);
   Status AwaitStage(Stage stage);
   Status UndoPause(const Status& why);

@@ -81,8 +81,8 @@ class RequestDesk {
       Phase phase, Stage done, const Change& change = [](RankStatus&) {});
   [[nodiscard]] OwnPause OwnPauseNow();
   void SetOwnPause(OwnPause own);
-  // The tool takes a rank whose own pause holds for one that has come, so it is decided under the lock whether the rank is
-  // asked for anything. False: it is; else it has said that it resumes.
+  // The tool counts a rank that its own program has paused as arrived, so the lock is held while this checks for a request.
+  // False: there is one. True: there is none, and the status now says that the rank resumes.
   [[nodiscard]] bool BeginOwnResume();
 
   // ---- the thread that serves between launches

@@ -30,8 +30,8 @@
 
 namespace amem {
 
-// Whether the program's kernels run while contents are saved. kBeside: contents are scanned only if no kernel has to be loaded
-// for that, which would wait for the program's, and the copy engines do the rest.
+// Whether the program's kernels run while contents are saved. kBeside: the copy engines make all copies, and contents are
+// scanned only if the kernel for that is loaded already, because loading it would wait for the program's kernels.
 enum class ScanMode : std::uint8_t { kIdle, kBeside };
 
 struct BackupOptions {
@@ -73,7 +73,7 @@ class Backup : NoCopies {
   using Item = ContentItem;
 
   Backup(Copier& copier, PinnedSupply& supply, BackupOptions options = {});  // both outlive it
-  // What is waited for below is waited for no longer: a cycle calls this when it begins, and when it begins to undo.
+  // Sets the deadline of all waits below. A cycle calls this when it begins, and when it begins to undo.
   void SetUntil(Deadline until) { until_ = until; }
   ~Backup();  // waits for copies, and gives the pinned memory to the supply. In a forked child it touches nothing.
 
@@ -100,14 +100,14 @@ class Backup : NoCopies {
   // Forgets what is saved, but keeps a copy for the next Save for as long as nobody else needs the memory.
   void RetainCopy();
   void ForgetAll();  // waits too; the memory stays pinned, for whoever needs it next
-  // After a Save that was for nothing, its Finish included: as RetainCopy where nothing was pinned for it, else as ForgetAll,
-  // and what was pinned goes back to the host. `undisturbed`: nobody can have written to the memory between its hashes and the
-  // end of its copies; else no copy is kept.
+  // Call it after a Save that was in vain, and its Finish. If nothing was pinned for that Save, works as RetainCopy; otherwise
+  // as ForgetAll, and what was pinned goes back to the host. `undisturbed`: nobody can have written to the memory between its
+  // hashes and the end of its copies; otherwise no copy is kept.
   void Abandon(bool undisturbed = true);
   [[nodiscard]] bool Has(AllocationId allocation) const;                   // is saved, or queued to be
   [[nodiscard]] std::vector<Item> ItemsOf(AllocationId allocation) const;  // what is, by offset; the addresses are zero
 
-  // Unpins what comparisons used whose copies had not ended, and have by now. Any thread.
+  // Unpins the buffers of comparisons that timed out, if their copies end by `until`. Any thread.
   void FreeUnfinished(Deadline until) { unfinished_.Free(copier_, until); }
 
   // How much host memory contents of that size need: what the last Save needed, else a guess that is rather too much.
@@ -138,7 +138,7 @@ class Backup : NoCopies {
                   const std::function<Status(const Item&, std::size_t, std::span<const std::byte>)>& one);
   Status CompareRetained(std::span<const Item> items, std::span<const Wanted> wanted);
 
-  // What counts, for any thread; but for what the supply counts.
+  // Statistics that any thread may read, except those that the supply counts.
   class Counters {
    public:
     void Change(const auto& change) {

@@ -80,12 +80,12 @@ class ContentsTable : NoCopies {
   [[nodiscard]] auto Of(AllocationId allocation) { return RowsOf(saved_, allocation); }
   [[nodiscard]] auto Of(AllocationId allocation) const { return RowsOf(saved_, allocation); }
   [[nodiscard]] SavedItem* Find(const ContentItem& item) { return FindIn(saved_, {item.allocation, item.offset}); }
-  // In place of what was saved of it.
+  // Replaces the item's entry by a new one.
   SavedItem& Renew(const ContentItem& item);
   void NoteDone(DeviceOrdinal device);  // all items of that device are saved
   // Only what is done stays. False: nothing does.
   bool ForgetUnended();
-  // Everything, and what is retained; but the rooms, which copies may still use, only by `memory().TakeBack()`.
+  // Forgets all entries, saved and retained. Their rooms, which copies may still use, are freed only by `memory().TakeBack()`.
   void ForgetRows();
 
   // ---- rooms
@@ -122,7 +122,7 @@ class ContentsTable : NoCopies {
   bool CopyIsOfLittleUse(const LastSave& last);
   [[nodiscard]] bool Hashes() const { return pauses_without_copy_ == 0; }  // the next save compares with a copy, or makes one
   void FreeRetained();  // copies of memory that is not there any more, or not saved any more
-  // For the host's sake. False: it gives nothing, or what is saved has rooms between.
+  // Frees the retained copy if the host lacks memory. False: there is none, or contents are saved beside it.
   bool DropRetained();
   [[nodiscard]] Bytes RetainedFor(std::span<const ContentItem> items);
   // If much of the retained rooms would lie idle between the others, frees them, and what is wanted has to be asked for again.
@@ -142,7 +142,7 @@ class ContentsTable : NoCopies {
   const unsigned without_copy_;
   std::map<Key, SavedItem> saved_;
   std::map<Key, SavedItem> retained_;  // of before; nothing is saved there any more
-  bool had_copy_ = false;              // when what is saved was
+  bool had_copy_ = false;              // when the last save began
   unsigned pauses_without_copy_ = 0;   // until a copy is retained again; meanwhile nothing is hashed
 };
 

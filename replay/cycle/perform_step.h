@@ -61,8 +61,8 @@ struct StepTarget {
   AllocationProperties properties;
   std::uint64_t flags = 0;
   Mapping mapping;
-  // Memory of that device stands in for a lost owner's, or for an object that lost a member; once kCreate has made it, if it
-  // is that step.
+  // The device whose memory stands in for a lost owner's, or for an object that lost a member. Of a kCreate step: the device on
+  // which it makes that memory.
   std::optional<DeviceOrdinal> stands_in;
   std::optional<MulticastTarget> multicast;  // it is a multicast object, or an import of one
 };
@@ -76,7 +76,7 @@ class StepPerformer {
   // Both must outlive the performer. `pool`: whose steps these are; zero: NCCL's.
   StepPerformer(Driver& driver, StepSide& side, PoolId pool = {}) : driver_(driver), side_(side), pool_(pool) {}
 
-  // The caller holds the side's state still. kNotFound: the allocation or mapping does not exist.
+  // The caller keeps the side's state from changing. kNotFound: the allocation or mapping does not exist.
   [[nodiscard]] Result<StepTarget> TargetOf(const Step& step) const;
   // Makes the driver's calls. Returns the new handle, if the step makes one. Only kVerify reads the side's state.
   Result<DriverHandle> Perform(const Step& step, const StepTarget& target);

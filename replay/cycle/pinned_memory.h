@@ -120,7 +120,7 @@ class UnusedBuffers : NoCopies {
   [[nodiscard]] std::size_t Retained() const;
   void Retain(const PinnedMemory& owner, Buffers buffers) { retained_.push_back({&owner, std::move(buffers)}); }
   Buffers Reclaim(const PinnedMemory& owner);  // in their order, and null in place of those that serve others by now
-  // Something is retained: of what is for longest, the last buffer becomes idle.
+  // Requires a retained buffer; the last one of the set retained for longest becomes idle.
   void FreeRetained();
   void Forget();  // in a forked child, where the driver's memory does not survive
 
@@ -156,16 +156,15 @@ class HostMemoryDemand {
 // All backups of a session take buffers from here and give them back, so memory that one scope does not use serves another.
 // Buffers stay pinned between cycles, and a thread pins them ahead. Thread-safe; must outlive the backups.
 //
-// Between its cycles a backup may leave the buffers of contents that are back where they are, because the contents may be the
-// same at the next pause (Retain). They stay part of the supply. When no buffer is idle, they serve another backup, before more
-// is pinned than was wanted for all scopes, and before anything fails because the host is short; those first that were kept for
-// longest.
+// Between its cycles a backup may keep restored contents in its buffers, because they may be the same at the next pause
+// (Retain). These buffers stay part of the supply. When no buffer is idle, those retained for longest serve another backup,
+// instead of pinning more than all scopes together wanted, or failing because the host is short.
 class PinnedSupply : NoCopies {
  public:
   struct Options {
     Bytes chunk = Bytes{32} << 20;  // size of each buffer; large enough to keep a copy engine busy
-    // In a pause one part in so many of the time since the last one goes to unpinning; 0: as long as it takes. To unpin a GiB
-    // takes a pause 60 ms longer, and the five after it 8 ms each (four ranks of one H100, driver 580).
+    // A pause spends at most 1/unpins_for of the time since the last one on unpinning; 0: as long as it takes. Unpinning a GiB
+    // lengthens that pause by 60 ms, and each of the next five by 8 ms (four ranks of one H100, driver 580).
     std::int64_t unpins_for = 1000;
     std::chrono::milliseconds quiet{0};       // pins ahead only after the driver was left alone for so long (Busy)
     Bytes nccl_limit = Bytes{4} << 30;        // for NCCL's memory no more is pinned ahead; Take pins what it needs all the same

@@ -24,8 +24,8 @@ Verdict Diagnose(std::span<const SessionStory> journals);
 
 // Reads the journals in these session directories (ListSessions finds them) in parallel and diagnoses them; `beside`, if it is
 // given, makes an observer of each fold by the index of its session. What cannot be read is in Verdict::damage, and begins the
-// headline; `unread`: so does this, of what was given beside these directories. A failure means that nothing could be read at
-// all.
+// headline; the same holds for `unread`: what could not be read outside these directories. A failure means that nothing could
+// be read at all.
 using BesideEach = std::function<std::unique_ptr<FoldObserver>(std::size_t session, StoryBuilder& story)>;
 Result<Verdict> Diagnose(std::span<const std::filesystem::path> sessions, std::span<const std::string> unread = {},
                          const BesideEach& beside = {});

@@ -40,7 +40,7 @@ namespace amem {
 
 inline constexpr Bytes kUnitBytes = Bytes{kUnitPages} * kPageBytes;
 constexpr std::size_t UnitsOf(Bytes bytes) { return (bytes + kUnitBytes - 1) / kUnitBytes; }
-// All pages of what is left of some memory, as far as they lie in one unit.
+// All pages of the unit that begins `left` bytes before the end of some memory, as a bitmap.
 constexpr std::uint32_t PagesOf(Bytes left) {
   return left >= kUnitBytes ? ~std::uint32_t{0} : (std::uint32_t{1} << (left / kPageBytes)) - 1;
 }

@@ -28,9 +28,9 @@ class FreezeHost {
   // Nothing: it cannot be read.
   virtual std::optional<HostRoom> RoomFor(pid_t pid) = 0;
   virtual ProcessLife LifeOf(const RankProcess& process) = 0;
-  // What a launcher may have started beside a rank, itself included: the descendants of the process's parent. Where the parent
-  // is the first process of its pid namespace, as of a container that runs the launcher, or of what has lost its parent, or is
-  // outside of it, that is everybody in it. A failure: that cannot be read.
+  // What a launcher may have started beside a rank, itself included: the descendants of the process's parent. If the parent is
+  // the first process of its pid namespace (a container's launcher, or the one that adopts orphans) or outside of it, all
+  // processes of the namespace. A failure: they cannot be read.
   virtual Result<std::set<pid_t>> Siblings(pid_t pid) = 0;
   virtual std::string DriverVersion() = 0;  // "580.159.04"; empty: not known
 };
@@ -50,7 +50,7 @@ struct FrozenProcess {
   std::uint64_t from_ns = 0;
   bool told = false;                // this freeze is in its journal
   bool restore_unanswered = false;  // it was begun, and the tool died before it wrote what came of it
-  // Where the contents of a GPU are that it had at the freeze.
+  // The GPU where the contents are now that `gpu` had at the freeze.
   [[nodiscard]] const std::string& NowAt(const std::string& gpu) const;
 };
 
@@ -64,7 +64,7 @@ std::map<pid_t, std::map<std::string, Bytes>> HeldBy(std::span<const GpuInUse> g
 // could not be found out.
 Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host, std::span<const FrozenProcess> processes,
                          const FreezeAllowances& allowances, std::size_t ranks_elsewhere, std::vector<std::string>& notes);
-// Of sessions that are paused: device memory that is still shared, of which the driver's restore would lose the process.
+// Of paused sessions: refuses if one still shares device memory, because the driver could not restore that process.
 Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes);
 // Whether each GPU has room for what comes back to it: what the processes had there before they were paused, less what those
 // that the driver has not `taken` have there now. kOutOfMemory names who holds it.

@@ -92,8 +92,8 @@ class FreezeOperation {
 
   // The processes in a state; what cannot be asked or is no more goes to report_.lost, once.
   Processes In(CheckpointState state);
-  // Announces a step. Nothing: it may be made. Towards the freeze nothing is done that the journals do not have. On the way
-  // back the job counts for more than they do.
+  // Announces a step in the process's journal. Nothing: it may be made. On the way to the freeze, a step that cannot be
+  // announced is not made; on the way back it is, because the job counts for more than its journals.
   std::optional<Status> WhyNot(const FrozenProcess& process, StepOfFreeze step);
   // For all of them side by side; `made` is called for each that was done.
   Status Each(StepOfFreeze step, const Processes& whom, const std::function<Status(const FrozenProcess&)>& make,
@@ -113,8 +113,8 @@ class FreezeOperation {
   FreezeJournal journal_{job_, host_};
   std::vector<GpuPair> pairs_;
   FreezeGoal goal_{};
-  bool resumes_ = false;  // on the way back: not where the job was paused before the freeze, which that leaves as it was
-  bool checked_ = false;  // a freeze: it may be
+  bool resumes_ = false;  // the way back ends with a resume; false where the job was paused before the freeze, and stays so
+  bool checked_ = false;  // the freeze checks passed
   FreezeReport report_;
 };
 

@@ -55,8 +55,8 @@ class CAPABILITY("ledger") Ledger {
 
   // Never fails towards the caller. An event that Apply refuses breaks the session (State::broken): the next pause reports it,
   // and nothing is appended after it. If the event is about memory that is only counted, it is dropped and counted instead, and
-  // the journal says so. An append that fails costs the journal (JournalLost); the state goes on, and so does a fresh journal
-  // once there can be one.
+  // the journal says so. If an append fails, the journal is lost (JournalLost); the state is kept up to date, and a fresh
+  // journal begins once one can be written.
   void Record(EventBody body) REQUIRES(this);
   void LockAndRecord(EventBody body) EXCLUDES(this);
   // Without the lock, which a hanging driver call of another thread holds: how a pause or resume ended. It is recorded before

@@ -48,9 +48,9 @@ class Assembly {
   [[nodiscard]] virtual PeerIdentity IdentityOf(SessionId session) = 0;
   [[nodiscard]] virtual board::ScopeFacts FactsOf(SessionId session) = 0;
   // The first of these with which this session shares memory now, directly or through others. A link of that chain counts if
-  // the page of one of its ends shows it that is in this call, or the page of the end farther away, which is as new as that
-  // session's own last call. A link that only an older page shows does not count: the sessions behind it are members only until
-  // the session of that page has come.
+  // the page of its nearer end shows it and that session is in this call, or if the page of its farther end shows it, which is
+  // as new as that session's own last call. A link that only an older page shows does not count: the sessions behind it are
+  // members only until the session of that page has come.
   [[nodiscard]] virtual std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions) {
     return sessions.empty() ? std::nullopt : std::optional(sessions.front());
   }

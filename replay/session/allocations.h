@@ -42,12 +42,12 @@ class Allocations : NoCopies {
 
   // Whether only descriptors of its tokens hold it. They count as one reference, which is nobody's to use or to give up.
   [[nodiscard]] bool OnlyDescriptorsHold(AllocationId allocation, Ledger& ledger) const REQUIRES(ledger);
-  // Releases what only descriptors held that are closed. What the driver refuses is tried again by the next call, or at the end
-  // of a tag's cycle. `touched` has just lost another holder.
+  // Releases allocations that only descriptors held, if these are closed. What the driver refuses is tried again by the next
+  // call, or at the end of a tag's cycle. `touched` has just lost another holder.
   void DropClosed(Ledger& ledger, AllocationId touched = {}) REQUIRES(ledger);
 
-  // A slab goes once it is empty, unless NCCL keeps ranges in it: one that has just lost a part; all, after a cycle in which
-  // peers died or dropped parts late; those that served while NCCL's own resume put memory back.
+  // Release empty slabs in which NCCL keeps no ranges: the slab that has just lost a part; all, after a cycle in which peers
+  // died or dropped parts late; those that served while NCCL's own resume put memory back.
   void RetireIfEmpty(AllocationId slab, Ledger& ledger) REQUIRES(ledger);
   void RetireEmptySlabs(Ledger& ledger) REQUIRES(ledger);
   void RetireSpareSlabs(Ledger& ledger) REQUIRES(ledger);

@@ -38,8 +38,8 @@ class SessionDevices : NoCopies {
   // paused, or a pause or resume is under way, AMem's reference stays, and the context with it.
   Driver::Released ReleaseContext(DeviceOrdinal device, const std::function<int()>& release);
   // The program, whose work on the device has ended, is about to reset it (cudaDeviceReset): the parts of tags there are freed,
-  // as the driver frees what cudaMalloc gave. What is AMem's there apart from that may be gone, too, and contents of paused
-  // memory are pinned in the context; then the session breaks, so that pauses say why they are refused.
+  // as the driver frees what cudaMalloc gave. If other memory of AMem's or NCCL's is there, or contents of paused memory are in
+  // host memory pinned in the context, the session breaks, so that pauses say why they are refused.
   void Forget(DeviceOrdinal device);
 
  private:

@@ -43,8 +43,8 @@ inline MemoryTag TagFor(bool for_application, UserMemory user_memory) {
   return user_memory == UserMemory::kKeep ? MemoryTag::kUser : MemoryTag::kUserReleased;
 }
 
-// Whether memory gets a driver handle of its own: kPreferred unless only a slab has room for it, as what a network card will
-// hold; kNeeded what will be mapped twice.
+// Whether memory gets a driver handle of its own. kPreferred, for what a network card will hold: unless only a slab has room
+// for it. kNeeded: for what will be mapped twice.
 enum class Alone : std::uint8_t { kNo, kPreferred, kNeeded };
 
 // Which call of NCCL makes memory.

@@ -35,7 +35,7 @@ class Tokens : NoCopies {
   // A descriptor of the token, which holds the allocation. The first one records the reference of them all.
   Result<UniqueFd> CountedDescriptor(AllocationId allocation, const Token& token, Ledger& ledger) REQUIRES(ledger);
   [[nodiscard]] bool HasDescriptors(AllocationId allocation, Ledger& ledger) const REQUIRES(ledger);
-  // Nothing but descriptors may hold the allocation any more, if it has any; or any allocation that has some.
+  // Notes that perhaps only descriptors still hold the allocation, if it has any; or each allocation that has some.
   void LeaveToDescriptors(AllocationId allocation, Ledger& ledger) REQUIRES(ledger);
   void LeaveAllToDescriptors(Ledger& ledger) REQUIRES(ledger);
   // Allocations whose last holder was a descriptor that is closed now: their one reference is the caller's to release.

@@ -35,7 +35,7 @@ struct ClockReading {
 
 ClockId ClockOf(const ClockReading& reading);
 
-// What launches in a process: all of one GPU, -1: what is for none that is known.
+// The launches of one process on one GPU; device -1: those on no known GPU.
 struct LaunchSeat {
   std::int32_t device = -1;
   bool held = false;

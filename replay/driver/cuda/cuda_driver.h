@@ -97,8 +97,8 @@ class CudaDriver final : public Driver {
   explicit CudaDriver(std::shared_ptr<Core> core, bool is_lane = false);
   Status OnStream(DeviceOrdinal device, const char* call, Address address, Bytes bytes,
                   const std::function<int(void* stream)>& submit);
-  // Calls use(stream) with the context current in which a stream of the program is what it is for the program. `after`: of a
-  // capture that has begun since the first question. An event that was recorded into one must not be asked about.
+  // Calls use(stream) in a context where the stream's handle means what it means to the program. `after`: whether to refuse if
+  // a capture has begun since the first check, because an event that was recorded into a capture must not be queried.
   enum class Capture : std::uint8_t { kRefused, kAllowed };
   Status OnProgramStream(DeviceOrdinal device, const char* call, void* stream, const std::function<int(void* stream)>& use,
                          Capture after = Capture::kAllowed);

@@ -292,7 +292,8 @@ class Simulator final : public SimulatedLane<Driver, Simulator> {
 
   Simulator(SimulatorOptions options, std::shared_ptr<SimulatorWorld> world, std::uint32_t member);
 
-  // Begins every call: 0, or the CUresult that it must fail with. With `fail`, which words that; and on a device that exists.
+  // Begins every call. Returns 0, or the CUresult that it must fail with; with `fail`, as a Status. EnterOn also checks the
+  // device.
   int Enter(Call call);
   Status Enter(Call call, const auto& fail) {
     const int result = Enter(call);

@@ -51,11 +51,11 @@ struct BoardReading {
   RoundNumber round = 0;
   std::vector<agreement::Seat> seats;
   std::vector<std::array<std::uint64_t, agreement::kBallots>> voted_at_ns;  // CLOCK_MONOTONIC; 0: not voted, or not known
-  // When the time of the first member to run out of it ends, of those that have come; 0: none of them has a deadline.
+  // The earliest deadline of the members that have come; 0: none of them has one.
   std::uint64_t until_ns = 0;
   std::vector<bool> keeps;  // of those that have come: all its memory stays in place, so that of the others has to
   std::array<BallotDecision, agreement::kBallots> decisions{};
-  // As they are on the board: of many members most are as they were when it is read again, and are not judged again.
+  // The encoded votes, as last read: a vote whose word is the same at the next reading is not decoded again.
   std::vector<std::array<std::uint64_t, agreement::kBallots>> vote_words;
   [[nodiscard]] agreement::View ViewOf(std::size_t seat, bool set_changed = false) const;
 };

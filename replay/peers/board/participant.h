@@ -35,8 +35,8 @@ class RoundHooks {
   virtual void OnVote(agreement::Ballot ballot, const Status& mine) = 0;
   // Before each sleep: for whom it waits, for those who watch. At most some hundred times in the first second, then four times.
   virtual void OnWait(agreement::Ballot ballot, const BoardReading& reading) = 0;
-  // A ballot is decided: what to journal. Called once for each ballot that this member reads, in their order, also without
-  // memory, so that what the engine must know of it comes before anything that needs some. `why`: of a failure, as
+  // A ballot is decided: what to journal. Called once for each ballot whose decision this member reads, in their order, even
+  // when memory has run out; so the engine must note what it has to know before it allocates. `why`: of a failure, as
   // RoundOutcome::status.
   virtual void OnDecision(agreement::Ballot ballot, const BoardReading& reading, const Status& why) = 0;
   // The clock of all deadlines of the round, and how to wait on the board: the system's, but in tests that simulate time.
@@ -69,9 +69,9 @@ struct RoundOutcome {
   std::vector<SessionId> absent{};            // members that had not voted when it was decided, as this member saw it
 };
 
-// A whole round. Waits, at the latest until the call's times are up, but for a patient `come`. Of failures to begin, nothing
-// has happened: kRefused, if this session itself counts as ended (LifeHolder), so that it must not take part; kCorrupt, if the
-// board cannot be used, so that its set needs another one.
+// Takes part in a whole round. Waits at most until the call's times are up, except for a patient `come`. If the round cannot
+// begin, nothing has happened: kRefused, if this session itself counts as ended (LifeHolder), so that it must not take part;
+// kCorrupt, if the board cannot be used, so that its set needs another one.
 Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call, RoundHooks& hooks);
 
 }  // namespace amem::board

@@ -28,7 +28,7 @@ struct ScopeFacts {  // NCCL's memory (no tag), or a tag's
   std::uint64_t cycle = 0;          // the number of its last cycle
   std::optional<CycleKind> call{};  // what call it is in
   std::uint64_t call_since_ns = 0;  // CLOCK_MONOTONIC
-  // By whose end its last call failed before all had come, until it calls again; zero: by nobody's.
+  // The session whose end made its last call fail before all had come; zero: none, or it has called again since.
   SessionId lost{};
   std::int32_t lost_rank = -1, lost_pid = 0;
   std::uint64_t lost_ns = 0;            // CLOCK_MONOTONIC: when that call failed

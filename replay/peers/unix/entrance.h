@@ -52,7 +52,7 @@ class Entrance : NoCopies {
   const Admit admit_;
   std::vector<ServiceLoop::Key> keys_;
   std::optional<Time> listen_again_;
-  UniqueFd spare_;                  // given up to answer a peer that there is no other
+  UniqueFd spare_;                  // closed to accept a peer and tell it that no descriptor is left
   std::optional<Time> full_since_;  // no connection could be taken since then, for want of descriptors
 };
 

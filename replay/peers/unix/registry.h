@@ -101,7 +101,8 @@ class SessionRegistry {
     ProcessIdentity process;  // in this pid namespace
   };
   [[nodiscard]] Contact ContactWith(SessionId session) const;
-  // One check. Nobody may serve its name although it lives (`unserved`), because somebody has removed that.
+  // One check. `unserved`: no process listens under the session's name; it may live all the same, if somebody removed its
+  // socket.
   [[nodiscard]] bool HasEnded(SessionId session, bool* unserved = nullptr) const;
 
   const ConnectionContext context_;

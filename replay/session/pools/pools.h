@@ -69,10 +69,10 @@ class Pools : NoCopies {
 
   // ---- what there is
   [[nodiscard]] std::vector<PoolSnapshot> Snapshot();
-  // Calls `use` unless a pool is paused, or on its way, or that cannot be known at once; no cycle of one begins meanwhile, so
-  // `use` must not call the pools. False: it was not called.
+  // Calls `use` if no pool is paused, in a cycle or about to begin one, and the table's mutex is free; no pool's cycle begins
+  // meanwhile, so `use` must not call the pools. False: it was not called.
   bool IfAllRun(const std::function<void()>& use);
-  void FreeUnfinished();                       // what copies used that had not ended, and have by now
+  void FreeUnfinished();                       // frees the buffers of late copies that have ended since
   [[nodiscard]] bool IsResident(PoolId pool);  // it is not paused, and no pause was asked for
 
  private:

@@ -64,7 +64,7 @@ class Slabs {
   Status Retire(AllocationId slab);
   Status RetireAll();
 
-  // Unpins what copies of parts used that had not ended, and have by now. Any thread.
+  // Frees the buffers of copies of parts that missed their deadline and have ended since. Any thread.
   void FreeUnfinished() { copies_.FreeUnfinished(); }
   [[nodiscard]] std::uint64_t wrong_guesses() const { return wrong_guesses_; }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -117,7 +118,14 @@ TEST(Control, a_rank_that_does_not_come_costs_nobody_anything_and_is_named) {
   ASSERT_TRUE(Ranks::Becomes([&] { return ranks[0].steps > 5; }));
   Result<JobControl> job = ranks.Open();
   ASSERT_TRUE(job.ok());
+  const auto processor_ms = [] {
+    timespec used{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+    return static_cast<std::int64_t>(used.tv_sec) * 1'000 + used.tv_nsec / 1'000'000;
+  };
+  const std::int64_t before_ms = processor_ms();
   const Status late = job->Pause({.deadline = kShort});
+  EXPECT_LT(processor_ms() - before_ms, kShort.count() / 2) << "the tool sleeps while it waits";
   EXPECT_EQ(late.code(), Code::kTimeout);
   EXPECT_TRUE(Has(late.message(), "rank 1: runs, and has made ")) << late.message();
   EXPECT_TRUE(Has(late.message(), "its process is")) << late.message();

@@ -4,9 +4,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <utility>
-
 #include "journal/base/addressed_once.h"
 #include "journal/base/deadline.h"
 #include "journal/base/mutex.h"
@@ -17,19 +14,27 @@ namespace {
 struct ThisThread {
   std::int32_t id = 0;  // of the kernel's; 0: this thread has come to no gate yet
   std::size_t place = 0;
-  const char* next_call = nullptr;
-  const void* next_stream = nullptr;
   struct Passed {
     const CallGate* gate = nullptr;
     int depth = 0;
     bool closed_here = false;
   };
   std::array<Passed, 8> passed{};  // the gates that the thread is inside of, or has closed
+  std::size_t used = 0;            // of these; the last one has a gate
 
   // Null: the thread is not inside this gate, or inside too many to remember; then it waits like any other.
   Passed* At(const CallGate* gate) {
-    const auto found = std::ranges::find(passed, gate, &Passed::gate);
-    return found == passed.end() ? nullptr : &*found;
+    for (std::size_t i = 0; i < used; ++i)
+      if (passed[i].gate == gate) return &passed[i];
+    return nullptr;
+  }
+  Passed* Free() {
+    Passed* const between = At(nullptr);
+    return between != nullptr || used == passed.size() ? between : &passed[used++];
+  }
+  void Forget(Passed& left) {
+    left = {};
+    while (used > 0 && passed[used - 1].gate == nullptr) --used;
   }
 };
 constinit thread_local ThisThread t_self;
@@ -46,17 +51,11 @@ ThisThread& Self() {
 
 }  // namespace
 
-void CallGate::Announce(const char* call, const void* stream) {
-  ThisThread& self = Self();
-  self.next_call = call;
-  self.next_stream = stream;
-}
-
 CallGate::Place& CallGate::Of(std::size_t place) { return places_[place % places_.size()]; }
 
 // A call made inside another must not wait for the gate, because whoever closes it waits for the outer call. Nor must one of
 // the thread that has closed it: a library that watches the driver's calls may let go of memory while AMem unmaps.
-void CallGate::lock_shared() {
+void CallGate::Lock(const char* call, const void* stream) {
   ThisThread& self = Self();
   ThisThread::Passed* passed = self.At(this);
   if (passed != nullptr && passed->closed_here) {
@@ -66,15 +65,14 @@ void CallGate::lock_shared() {
   if (passed == nullptr) {
     for (auto closed = closed_.load(std::memory_order_acquire); closed != 0; closed = closed_.load(std::memory_order_acquire))
       closed_.wait(closed, std::memory_order_acquire);
-    passed = self.At(nullptr);
+    passed = self.Free();
   }
   mutex_.lock_shared();
   if (passed != nullptr) *passed = {this, passed->depth + 1, false};
   Place& mine = Of(self.place);
   mine.thread.store(self.id, std::memory_order_relaxed);
-  mine.stream.store(std::exchange(self.next_stream, nullptr), std::memory_order_relaxed);
-  const char* call = std::exchange(self.next_call, nullptr);
-  mine.inside.store(call != nullptr ? call : "a memory call", std::memory_order_relaxed);
+  mine.stream.store(stream, std::memory_order_relaxed);
+  mine.inside.store(call, std::memory_order_relaxed);
 }
 
 void CallGate::unlock_shared() {
@@ -84,7 +82,7 @@ void CallGate::unlock_shared() {
     --passed->depth;
     return;
   }
-  if (passed != nullptr && --passed->depth == 0) passed->gate = nullptr;
+  if (passed != nullptr && --passed->depth == 0) self.Forget(*passed);
   Of(self.place).inside.store(nullptr, std::memory_order_relaxed);
   mutex_.unlock_shared();
 }
@@ -92,7 +90,7 @@ void CallGate::unlock_shared() {
 Status CallGate::Close(std::chrono::milliseconds patience) {
   closed_.fetch_add(1, std::memory_order_release);
   if (TryLockUntil(mutex_, In(patience))) {
-    if (ThisThread::Passed* const own = Self().At(nullptr); own != nullptr) *own = {this, 0, true};
+    if (ThisThread::Passed* const own = Self().Free(); own != nullptr) *own = {this, 0, true};
     return {};
   }
   const std::string inside = CallsInside();
@@ -102,7 +100,8 @@ Status CallGate::Close(std::chrono::milliseconds patience) {
 }
 
 void CallGate::Open() {
-  if (ThisThread::Passed* const own = Self().At(this); own != nullptr) *own = {};
+  ThisThread& self = Self();
+  if (ThisThread::Passed* const own = self.At(this); own != nullptr) self.Forget(*own);
   mutex_.unlock();
   closed_.fetch_sub(1, std::memory_order_release);
   closed_.notify_all();

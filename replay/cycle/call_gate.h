@@ -22,9 +22,12 @@ namespace amem {
 // Thread-safe. A shared lockable: std::shared_lock holds a call inside.
 class CallGate {
  public:
-  // Names this thread's next call, and the stream that it submits to, for messages. Unnamed calls are called "a memory call".
-  static void Announce(const char* call, const void* stream);
-  void lock_shared();
+  // Holds a call inside, named in messages with the stream that it submits to.
+  [[nodiscard]] std::shared_lock<CallGate> Enter(const char* call, const void* stream) {
+    Lock(call, stream);
+    return {*this, std::adopt_lock};
+  }
+  void lock_shared() { Lock("a memory call", nullptr); }
   void unlock_shared();
 
   // Waits until no call is inside, and keeps others out until Open, which the same thread calls. kRefused: some calls did not
@@ -38,6 +41,7 @@ class CallGate {
     std::atomic<const void*> stream = nullptr;
     std::atomic<std::int32_t> thread = 0;
   };
+  void Lock(const char* call, const void* stream);
   Place& Of(std::size_t place);
   [[nodiscard]] std::string CallsInside() const;
 

@@ -24,14 +24,13 @@ Status CallAdmission::RefuseInTag(std::string_view call, Address at) {
 
 std::shared_lock<CallGate> CallAdmission::EnterLaunch(const char* call, void* stream) {
   driver_.NoteStream(call, stream);
-  CallGate::Announce(call, stream);
-  auto entered = EnterCall();
+  auto entered = gates_.Of({}).Enter(call, stream);
   if (paused()) entered.unlock();
   return entered;
 }
 
-void CallAdmission::EnterTag(PoolId tag, InTags& in) {
-  in.gates.emplace_back(gates_.Of(tag));
+void CallAdmission::EnterTag(PoolId tag, InTags& in, const char* call) {
+  in.gates.push_back(gates_.Of(tag).Enter(call, nullptr));
   const LedgerLock lock(ledger_);
   in.paused = in.paused || ledger_.state().LifecycleOf(tag) != Lifecycle::kRunning;
 }
@@ -46,8 +45,7 @@ InTags CallAdmission::EnterTags(std::span<const Extent> touched, const char* cal
     tags.merge(ledger_.state().PoolsIn(extent.address, extent.bytes));
   }
   for (const PoolId tag : tags) {
-    CallGate::Announce(call, nullptr);
-    EnterTag(tag, in);
+    EnterTag(tag, in, call);
   }
   in.away = in.paused && std::ranges::any_of(touched, [&](const Extent& e) { return TouchesPaused(e.address, e.bytes); });
   return in;

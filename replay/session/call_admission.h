@@ -49,7 +49,7 @@ class CallAdmission : NoCopies {
   [[nodiscard]] InTags EnterTags(std::span<const Extent> touched, const char* call);
   [[nodiscard]] InTags EnterTags(const Extent& touched, const char* call) { return EnterTags(std::span(&touched, 1), call); }
   [[nodiscard]] InTags EnterTagOf(AllocationId allocation);  // if it is a tag's chunk
-  void EnterTag(PoolId tag, InTags& in);
+  void EnterTag(PoolId tag, InTags& in, const char* call = "a memory call");
   [[nodiscard]] static Status RefuseInTag(std::string_view call, Address at);  // because the tag is paused
   // Whether a tag was ever opened. If not, EnterTags does nothing.
   [[nodiscard]] bool HasTags() const { return has_tags_.load(std::memory_order_acquire); }

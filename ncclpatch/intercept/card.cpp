@@ -186,7 +186,10 @@ TrafficGate::Traffic Card::UnderWay() {
     const std::int64_t sends = pair->sends.load(), receives = pair->receives.load();
     const bool failed = pair->failed.load();
     const bool silent = Forever<Cards>().HaveAnyOf(pair->silent_begin.load(), pair->silent_end.load());
-    if (sends != 0 || receives != pair->steady) pair->steady = 0;
+    if (const std::int64_t now = sends == 0 ? receives : 0; now != pair->steady) {
+      pair->steady = now;
+      pair->steady_since = std::chrono::steady_clock::now();
+    }
     if (receives == 0) pair->in_vain = 0;
     if (sends == 0 && receives == 0 && !failed && !silent && !pair->uncounted) continue;
     const bool ahead = sends == 0 && receives != 0 && receives == pair->in_vain;
@@ -214,11 +217,14 @@ TrafficGate::Traffic Card::UnderWay() {
 // shortly.
 void Card::BeginsToWait() {
   const std::lock_guard lock(mutex_);
-  for (const auto& [number, pair] : pairs_) pair->steady = pair->receives.load();
+  for (const auto& [number, pair] : pairs_) pair->steady = 0;
 }
-void Card::WaitedInVain() {
+void Card::WaitedInVain(std::chrono::nanoseconds waited) {
+  constexpr std::chrono::milliseconds kLong{200};
+  const auto now = std::chrono::steady_clock::now();
   const std::lock_guard lock(mutex_);
-  for (const auto& [number, pair] : pairs_) pair->in_vain = pair->steady;
+  for (const auto& [number, pair] : pairs_)
+    pair->in_vain = waited >= kLong && now - pair->steady_since >= waited / 2 ? pair->steady : 0;
 }
 
 }  // namespace amem::intercept

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,9 +28,10 @@ struct CountedPair {
   std::atomic<bool> failed{false};  // a request ended with an error; what else did is not known
   std::uint32_t number = 0;
   bool signals_all = false, uncounted = false;
-  // Receives that are open, without a send; 0: none, or not so. The card's mutex guards both.
-  std::int64_t steady = 0;   // as many from the beginning of this wait on
-  std::int64_t in_vain = 0;  // as many during all of an earlier wait, which was long
+  // Receives that are open, without a send; 0: none, or not so. The card's mutex guards these three.
+  std::int64_t steady = 0;  // as many since:
+  std::chrono::steady_clock::time_point steady_since{};
+  std::int64_t in_vain = 0;  // as many during the second half of an earlier wait, which was long
 };
 
 class Card final : public TrafficGate {
@@ -55,7 +57,7 @@ class Card final : public TrafficGate {
   using Page = std::array<std::atomic<CountedPair*>, std::size_t{1} << kPageBits>;
   Traffic UnderWay() override;
   void BeginsToWait() override;
-  void WaitedInVain() override;
+  void WaitedInVain(std::chrono::nanoseconds waited) override;
   [[nodiscard]] CountedPair* Find(std::uint32_t number) const;
   [[nodiscard]] CountedPair& Counted(std::uint32_t number);
   bool Put(CountedPair* pair, std::uint32_t number);

@@ -18,12 +18,11 @@ class AllNetworks final : public Network {
     std::map<RegionId, TrafficGate*> gates;
     cards_.FindGates(regions, &gates);
     plugins_.FindGates(regions, &gates);
-    std::map<TrafficGate*, std::string> busy;
-    for (const auto& [region, gate] : gates) busy[gate];
-    for (auto& [gate, why] : busy) {
-      why = gate->Shut(until);
+    std::set<TrafficGate*> all;
+    for (const auto& [region, gate] : gates) all.insert(gate);
+    std::map<TrafficGate*, std::string> busy = TrafficGate::Shut(all, until);
+    for (const auto& [gate, why] : busy)
       if (why.empty()) shut_.insert(gate);
-    }
     std::vector<Kept> kept;
     for (const auto& [region, gate] : gates)
       if (const std::string& why = busy[gate]; !why.empty()) kept.push_back({region, why});

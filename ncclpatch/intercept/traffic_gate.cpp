@@ -33,32 +33,44 @@ struct Waiting {
 
 }  // namespace
 
-std::string TrafficGate::Shut(Deadline until) {
-  constexpr int kTries = 20;  // a thread may be on its way to the wait, or out
-  constexpr auto kShort = 50ms, kLong = 1'000ms;
-  const auto began = std::chrono::steady_clock::now();
-  BeginsToWait();
-  for (;;) {
-    Traffic traffic = UnderWay();
-    if (traffic.what.empty()) {
-      {
-        Waiting& waiting = Forever<Waiting>();
-        const std::lock_guard lock(waiting.mutex);
-        if (!shut_.exchange(true)) ++waiting.shut;
-      }
-      for (int tries = 0; tries < kTries; ++tries) {
-        traffic = UnderWay();
-        if (traffic.what.empty()) return {};
-        std::this_thread::sleep_for(50us);
-      }
-      Reopen();
-    }
-    const auto waited = std::chrono::steady_clock::now() - began;
-    const bool ends = Passed(until);
-    if (ends && waited >= kLong) WaitedInVain();
-    if (traffic.for_ever || ends || (traffic.as_before && waited >= kShort)) return traffic.what;
+// All at once, so that each has all the time.
+std::map<TrafficGate*, std::string> TrafficGate::Shut(const std::set<TrafficGate*>& gates, Deadline until) {
+  std::map<TrafficGate*, std::string> why;
+  std::set<TrafficGate*> open = gates;
+  for (TrafficGate* const gate : gates) gate->BeginsToWait();
+  for (const auto began = std::chrono::steady_clock::now();;) {
+    // Before the gates are asked, so that none is given up by what it did earlier.
+    const Wait wait{.took = std::chrono::steady_clock::now() - began, .ends = Passed(until)};
+    std::erase_if(open, [&](TrafficGate* gate) { return gate->ShutOrGiveUp(wait, &why[gate]); });
+    if (open.empty()) return why;
     std::this_thread::sleep_for(200us);
   }
+}
+
+bool TrafficGate::ShutOrGiveUp(const Wait& wait, std::string* why) {
+  constexpr auto kShort = 50ms;
+  if (UnderWay().what.empty() && ShutIfQuiet()) return true;
+  const Traffic traffic = UnderWay();
+  if (traffic.what.empty()) return false;  // what began while the gate was shut has ended since
+  if (wait.ends) WaitedInVain(wait.took);
+  if (!traffic.for_ever && !wait.ends && !(traffic.as_before && wait.took >= kShort)) return false;
+  *why = traffic.what;
+  return true;
+}
+
+bool TrafficGate::ShutIfQuiet() {
+  constexpr int kTries = 20;  // a thread may be on its way to the wait, or out
+  {
+    Waiting& waiting = Forever<Waiting>();
+    const std::lock_guard lock(waiting.mutex);
+    if (!shut_.exchange(true)) ++waiting.shut;
+  }
+  for (int tries = 0; tries < kTries; ++tries) {
+    if (UnderWay().what.empty()) return true;
+    std::this_thread::sleep_for(50us);
+  }
+  Reopen();
+  return false;
 }
 
 void TrafficGate::Reopen() {

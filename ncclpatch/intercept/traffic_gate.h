@@ -6,6 +6,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <map>
+#include <set>
 #include <string>
 
 #include "journal/base/deadline.h"
@@ -21,8 +24,9 @@ class TrafficGate {
   virtual ~TrafficGate() = default;
 
   [[nodiscard]] bool IsShut() const { return shut_.load(); }
-  // Shuts the gate once nothing is under way, and returns empty. If it gives up: what is still under way, for people.
-  std::string Shut(Deadline until);
+  // Shuts each of these gates once nothing is under way there. Of one that cannot be: what is still under way, for people;
+  // empty: it is shut.
+  static std::map<TrafficGate*, std::string> Shut(const std::set<TrafficGate*>& gates, Deadline until);
   void Reopen();  // what waits goes on
   // Of a thread that found the gate shut. False: its communicator ends, so what it wanted to begin is refused.
   [[nodiscard]] bool AwaitReopening();
@@ -38,11 +42,18 @@ class TrafficGate {
     bool as_before = false;  // probably in vain: an earlier pause has waited for as much
   };
   virtual Traffic UnderWay() = 0;
-  // Around a wait. In vain: it took long, and something is under way still.
+  // Around a wait, which was in vain if something is still under way at its end.
   virtual void BeginsToWait() {}
-  virtual void WaitedInVain() {}
+  virtual void WaitedInVain(std::chrono::nanoseconds waited) { static_cast<void>(waited); }
 
  private:
+  struct Wait {
+    std::chrono::nanoseconds took{};
+    bool ends = false;
+  };
+  bool ShutOrGiveUp(const Wait& wait, std::string* why);  // false: it has to wait more
+  bool ShutIfQuiet();
+
   std::atomic<bool> shut_{false};
 };
 

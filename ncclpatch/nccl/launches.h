@@ -144,8 +144,8 @@ class LaunchStreams {
 // Whether a communicator lives, and who still needs what is known of it.
 struct Lifetime {
   std::atomic<Life> life{Life::kLives};
-  // While its end is pending: the thread whose group ends it, or a mark for the background. Null: no end is pending
-  // (MayStillRun).
+  // The thread whose group ends it, while that is open; a mark for good if it ends in the background, where its end is not
+  // seen. Null: neither (MayStillRun).
   std::atomic<const void*> still_ends{nullptr};
   int held = 0;  // under the lock: threads that wait at the gate to call NCCL with it
 };
@@ -175,7 +175,7 @@ void Ended(CommunicatorId id) noexcept;
 // Its end has been asked for, and goes on in this thread's group or in the background.
 void EndsLater(CommunicatorId id, bool in_group) noexcept;
 void GroupHasEnded() noexcept;
-// Before NCCL frees it: wakes the threads held at the gate with it, and waits until they leave.
+// Before NCCL frees it: wakes the threads held at the gate with it, and waits for a second at most until they have left.
 void LetHeldLeave(CommunicatorId id) noexcept;
 std::uint64_t Begun(const ncclComm* address) noexcept;                 // in the background, before NCCL is asked about it
 void Finished(const ncclComm* address, std::uint64_t begun) noexcept;  // nothing of that goes on

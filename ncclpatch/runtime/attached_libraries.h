@@ -18,8 +18,8 @@ namespace amem {
 
 class AttachedLibraries : NoCopies {
  public:
-  // In the thread that starts the session, before it does: if an NCCL is attached for which AMEM_NVLS and AMEM_NETWORK were not
-  // proved, both act as `keep`.
+  // In the thread that starts the session, before it does: if AMEM_NVLS and AMEM_NETWORK are those of a proof, and an NCCL is
+  // attached that was not proved, both act as `keep`.
   void CheckBeforeSession(Options& options);
   // Records those that were attached since the last call. Returns why pauses must leave all memory in place from now on; empty:
   // they need not.

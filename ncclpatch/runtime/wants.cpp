@@ -61,7 +61,10 @@ Status Wants::Pause(PoolId scope, std::optional<WantId> want, Deadline until, co
 
 Status Wants::Resume(PoolId scope, std::optional<WantId> want, std::optional<Deadline> until, const Memory& memory) {
   const Taken taken(*this, scope, until);
-  if (!taken) return OfAnotherThread(memory.name);
+  if (!taken) {
+    if (want) LetGo(scope, *want);  // whoever ended it does not come again with it
+    return OfAnotherThread(memory.name);
+  }
   taken.ForgetIfResident(memory);
   const std::size_t others = taken.With([&](auto& wants) {
     if (want) wants.erase(*want);

@@ -42,7 +42,8 @@ class Wants {
   Status Pause(PoolId scope, std::optional<WantId> want, Deadline until, const Memory& memory);
 
   // In every case `want` names the scope no more. Resumes the scope, unless another want names it; that is success, too, but
-  // kRefused for the plain want, because its caller expects the memory. No `until`: waits as long as another thread takes.
+  // kRefused for the plain want, because its caller expects the memory. kTimeout: as Pause. No `until`: waits as long as
+  // another thread takes.
   Status Resume(PoolId scope, std::optional<WantId> want, std::optional<Deadline> until, const Memory& memory);
 
   // `want` names the scope no more, and its memory stays as it is.

@@ -82,7 +82,7 @@ class RequestDesk {
   [[nodiscard]] OwnPause OwnPauseNow();
   void SetOwnPause(OwnPause own);
   // The tool counts a rank that its own program has paused as arrived, so the lock is held while this checks for a request.
-  // False: there is one. True: there is none, and the status now says that the rank resumes.
+  // False: there is one. True: there is none, and the status of an own pause now says that the rank resumes it.
   [[nodiscard]] bool BeginOwnResume();
 
   // ---- the thread that serves between launches

@@ -122,7 +122,7 @@ class ContentsTable : NoCopies {
   bool CopyIsOfLittleUse(const LastSave& last);
   [[nodiscard]] bool Hashes() const { return pauses_without_copy_ == 0; }  // the next save compares with a copy, or makes one
   void FreeRetained();  // copies of memory that is not there any more, or not saved any more
-  // Frees the retained copy if the host lacks memory. False: there is none, or contents are saved beside it.
+  // Frees the retained copy, for a host that lacks memory. False: there is none, or contents are saved beside it.
   bool DropRetained();
   [[nodiscard]] Bytes RetainedFor(std::span<const ContentItem> items);
   // If much of the retained rooms would lie idle between the others, frees them, and what is wanted has to be asked for again.
@@ -142,7 +142,7 @@ class ContentsTable : NoCopies {
   const unsigned without_copy_;
   std::map<Key, SavedItem> saved_;
   std::map<Key, SavedItem> retained_;  // of before; nothing is saved there any more
-  bool had_copy_ = false;              // when the last save began
+  bool had_copy_ = false;              // when the last save began, and since
   unsigned pauses_without_copy_ = 0;   // until a copy is retained again; meanwhile nothing is hashed
 };
 

@@ -290,9 +290,9 @@ Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> 
     }
     if (shared > 0) {
       const char* const remedy = by_running_tags
-                                     ? ". Memory of the program's stays where a job is stopped between launches, because "
-                                       "the program runs on: freeze the job while it runs and calls "
-                                       "amem.safepoint(), without --between-launches, and this memory leaves, too"
+                                     ? ". Some of it is under tags of the program's that are not paused, as where a job is "
+                                       "stopped between launches: resume the job, and freeze it while it runs and calls "
+                                       "amem.safepoint(), without --between-launches"
                                      : "";
       problems.push_back(
           fmt::format("{} still shares {} of GPU memory with another process, and the driver could not restore it; "

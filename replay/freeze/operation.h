@@ -113,7 +113,7 @@ class FreezeOperation {
   FreezeJournal journal_{job_, host_};
   std::vector<GpuPair> pairs_;
   FreezeGoal goal_{};
-  bool resumes_ = false;  // the way back ends with a resume; false where the job was paused before the freeze, and stays so
+  bool resumes_ = false;  // the way back ends with a resume; false if a freeze is undone of a job that was paused before
   bool checked_ = false;  // the freeze checks passed
   FreezeReport report_;
 };

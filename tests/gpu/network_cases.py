@@ -15,7 +15,6 @@ import glob
 import json
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -176,7 +175,7 @@ def speed(jobs, version, rows):
         for number in range(jobs.options.pairs):
             names = ("stock", setting) if number % 2 == 0 else (setting, "stock")
             spans = [row.get("all_reduce_ms") if row["ok"] else None for row in two_in_turns(jobs, version, names)]
-            if not all(spans):
+            if not all(spans) or min(map(len, spans)) < span_turns.FIRST + 3:
                 continue
             found = span_turns.compare(*spans)
             line["pairs"].append(found if number % 2 == 0 else span_turns.turned(found))

@@ -30,7 +30,7 @@ PER_STEP = {"tiny": unmodified_kinds.TINY, "ddp": 1, "reduce": 1}
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", default="tiny,ddp", help="comma separated (default: both)")
-    parser.add_argument("--pairs", type=int, default=5, help="of jobs, one pair after the other (default 5)")
+    parser.add_argument("--pairs", type=int, default=6, help="of jobs, one pair after the other (default 6)")
     parser.add_argument("--steps", default="tiny=800,ddp=1500", help="of a job")
     parser.add_argument("--processors", default="", help="for both jobs, comma separated (default: all)")
     parser.add_argument("--bars", default="tiny=1.02,ddp=1.002", help="the most that a ratio may be")

@@ -117,10 +117,13 @@ TEST_F(Requests, what_a_pause_leaves_on_the_gpus_is_said_by_name_before_there_is
 
 // --at-step names one of them, the same on all hosts.
 TEST_F(Requests, safe_points_are_counted_from_one) {
-  Start({"cuda", "load", "init", "barrier", "steps=7,2", "sleep=2000", "barrier"});
+  Start({"cuda", "load", "init", "barrier", "steps=7,2", "sleep=8000", "barrier"});
   ASSERT_TRUE(UntilSaid("steps: sum"));
-  for (const json& rank : Ask({"ls", "--live", Pid(0)})) EXPECT_EQ(rank["safepoints"], 7) << rank;
-  AllEndWell();
+  const json ranks = Ask({"ls", "--live", Pid(0)});
+  EXPECT_EQ(ranks.size(), kRanks);
+  for (const json& rank : ranks) EXPECT_EQ(rank["safepoints"], 7) << rank;
+  for (const pid_t rank : job_.processes()) ::kill(rank, SIGKILL);
+  job_.Finish(std::chrono::milliseconds(60'000));
 }
 
 // A pause of the ranks that are found would wait for the others until the deadline.

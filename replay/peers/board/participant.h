@@ -70,8 +70,8 @@ struct RoundOutcome {
 };
 
 // Takes part in a whole round. Waits at most until the call's times are up, except for a patient `come`. If the round cannot
-// begin, nothing has happened: kRefused, if this session itself counts as ended (LifeHolder), so that it must not take part;
-// kCorrupt, if the board cannot be used, so that its set needs another one.
+// begin, nothing has happened, but that a lack of memory is a vote against it: kRefused, if this session itself counts as ended
+// (LifeHolder), so that it must not take part; kCorrupt, if the board cannot be used, so that its set needs another one.
 Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call, RoundHooks& hooks);
 
 }  // namespace amem::board

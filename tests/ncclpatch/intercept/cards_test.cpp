@@ -23,7 +23,15 @@ using test::RunJob;
 using test::RunWork;
 using test::Work;
 
-class CardsTest : public test::WithCard {};
+class CardsTest : public test::WithCard {
+ protected:
+  template <class Call>
+  static std::chrono::nanoseconds Took(const Call& call) {
+    const auto began = std::chrono::steady_clock::now();
+    call();
+    return std::chrono::steady_clock::now() - began;
+  }
+};
 
 using intercept::LiveKeys;
 
@@ -251,37 +259,89 @@ TEST_F(CardsTest, a_pause_waits_for_what_ends_soon) {
 // As with NCCL_IB_PREPOST_RECEIVE_WORK_REQUESTS: as many receives are open at each pause as at the one before.
 TEST_F(CardsTest, receives_that_are_posted_ahead_are_waited_for_long_but_once) {
   MakeConnection();
-  const auto took = [this] {
-    const auto began = std::chrono::steady_clock::now();
-    PauseStays();
-    return std::chrono::steady_clock::now() - began;
+  const auto post = [this] {
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(PostReceive(pair_), 0);
   };
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(PostReceive(pair_), 0);
-  const auto first = took();
+  const auto complete = [this] {
+    g_card.CompleteAll();
+    EXPECT_EQ(Poll(), 3);
+  };
+  post();
+  const auto first = Took([this] { PauseStays(); });
   Resume();
-  g_card.CompleteAll();
-  EXPECT_EQ(Poll(), 3);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(PostReceive(pair_), 0);
-  EXPECT_LT(4 * took(), first);
+  complete();
+  post();
+  EXPECT_LT(4 * Took([this] { PauseStays(); }), first);
   EXPECT_EQ(KeptWhy(), "mlx5_7: queue pair " + std::to_string(pair_->number) +
                            " has 0 sends and 3 receives under way, as many as at an earlier pause, so perhaps posted ahead");
   Resume();
-  const auto pause_that_ends_after = [this](int ms) {
-    std::thread ends([this, ms] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-      g_card.CompleteAll();
-      EXPECT_EQ(Poll(), 3);
-    });
-    PauseLeaves();
-    Resume();
-    ends.join();
-  };
-  pause_that_ends_after(10);  // these were not posted ahead
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(PostReceive(pair_), 0);
-  pause_that_ends_after(150);  // the card was quiet since
+  complete();
+  // Once the card was quiet in a pause, such receives are waited for as any are.
+  PauseLeaves();
+  Resume();
+  post();
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    complete();
+  });
+  PauseLeaves();
+  ends.join();
 }
 
-// Only what stays open during all of a long wait, without a send, is taken for that.
+// Even those that look posted ahead are waited for shortly.
+TEST_F(CardsTest, receives_that_end_soon_are_not_taken_for_those_that_are_posted_ahead) {
+  MakeConnection();
+  EXPECT_EQ(PostReceive(pair_), 0);
+  PauseStays();
+  bool left = false;
+  for (int tries = 0; tries < 10 && !left; ++tries) {  // this thread may be late
+    Resume();
+    std::thread ends([this] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      g_card.CompleteAll();
+      EXPECT_EQ(Poll(), 1);
+    });
+    ASSERT_TRUE(session().PauseOfIdleHosts().ok());
+    left = !Below(buffer_).resident;
+    ends.join();
+    if (!left) {
+      EXPECT_EQ(PostReceive(pair_), 0);
+    }
+  }
+  EXPECT_TRUE(left);
+}
+
+// Each card has all the time that there is, so that one pause is long, and not one for each card.
+TEST_F(CardsTest, receives_that_are_posted_ahead_on_two_cards_are_waited_for_at_once) {
+  MakeConnection();
+  verbs::Device second_device{};
+  std::snprintf(second_device.name, sizeof second_device.name, "mlx5_8");
+  verbs::Context* const second = open_device(&second_device);
+  verbs::Domain domain{};
+  domain.context = second;
+  verbs::Pair* pair = nullptr;
+  verbs::Region* region = nullptr;
+  OnServiceThread([&] {
+    verbs::PairWanted wanted{};
+    pair = create_qp(&domain, &wanted);
+    const CUdeviceptr other = Buffer(kBytes);
+    region = static_cast<verbs::Region*>(reg_mr(&domain, reinterpret_cast<void*>(other), kBytes, 7));
+  });
+  EXPECT_EQ(PostReceive(pair_), 0);
+  EXPECT_EQ(PostReceive(pair), 0);
+  const auto first = Took([this] { PauseStays(); });
+  EXPECT_NE(KeptWhy().find("mlx5_8"), std::string::npos) << KeptWhy();
+  Resume();
+  EXPECT_LT(4 * Took([this] { PauseStays(); }), first);
+  Resume();
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 2);
+  EXPECT_EQ(dereg_mr(region), 0);
+  EXPECT_EQ(destroy_qp(pair), 0);
+  EXPECT_EQ(close_device(second), 0);
+}
+
+// Only what stays open during the second half of a long wait, without a send, is taken for that.
 TEST_F(CardsTest, traffic_that_goes_on_is_not_taken_for_receives_that_are_posted_ahead) {
   MakeConnection();
   EXPECT_EQ(Post(pair_, Key()), 0);

@@ -102,7 +102,8 @@ class PluginRenewalTest : public test::Intercepted {
   }
   static std::string Drained() {
     for (const auto& [region, gate] : Gates())
-      if (std::string busy = gate->Shut(In(std::chrono::milliseconds(0))); !busy.empty()) return busy;
+      if (std::string busy = intercept::TrafficGate::Shut({gate}, In(std::chrono::milliseconds(0)))[gate]; !busy.empty())
+        return busy;
     return {};
   }
   static void Open() {

@@ -31,23 +31,6 @@ TEST(CallGate, is_closed_once_nobody_is_inside_and_names_who_is) {
   gate.Open();
 }
 
-// Whoever closes the gate waits for the outer call.
-TEST(CallGate, a_call_inside_another_does_not_wait_for_who_closes_it) {
-  CallGate gate;
-  Inside outer(gate);
-  std::atomic<bool> closed = false;
-  std::thread closes([&] {
-    EXPECT_TRUE(gate.Close(10s).ok());
-    closed = true;
-    gate.Open();
-  });
-  std::this_thread::sleep_for(20ms);  // it waits
-  { const Inside inner(gate); }
-  EXPECT_FALSE(closed) << "the outer call is inside still";
-  outer.unlock();
-  closes.join();
-}
-
 TEST(CallGate, the_thread_that_closed_it_passes_and_others_wait) {
   CallGate gate;
   ASSERT_TRUE(gate.Close(1s).ok());

@@ -50,12 +50,13 @@ TEST(CallGate, the_thread_that_closed_it_passes_and_others_wait) {
 
 // Of more gates than a thread remembers, and left in another order than they were entered.
 TEST(CallGate, each_of_many_is_closed_again_after_its_call) {
-  std::array<CallGate, 12> gates;
+  constexpr std::size_t kHeld = 12;
+  std::array<CallGate, kHeld + 2> gates;
   for (int round = 0; round < 3; ++round) {
     std::vector<Inside> calls;
-    for (CallGate& gate : gates) calls.emplace_back(gate);
+    for (std::size_t i = 0; i < kHeld; ++i) calls.emplace_back(gates[i]);
     for (std::size_t i = 0; i < 8; i += 2) calls[i].unlock();  // holes between those that it remembers
-    { const Inside again(gates[0]), nested(gates[1]); }
+    { const Inside one(gates[kHeld]), nested(gates[kHeld]), other(gates[kHeld + 1]); }
     calls.clear();
     for (CallGate& gate : gates) {
       ASSERT_TRUE(gate.Close(1s).ok());

@@ -49,28 +49,30 @@ std::map<TrafficGate*, std::string> TrafficGate::Shut(const std::set<TrafficGate
 
 bool TrafficGate::ShutOrGiveUp(const Wait& wait, std::string* why) {
   constexpr auto kShort = 50ms;
-  if (UnderWay().what.empty() && ShutIfQuiet()) return true;
-  const Traffic traffic = UnderWay();
-  if (traffic.what.empty()) return false;  // what began while the gate was shut has ended since
+  Traffic traffic = UnderWay();
+  if (traffic.what.empty()) traffic = ShutIfQuiet();
+  if (traffic.what.empty()) return true;
   if (wait.ends) WaitedInVain(wait.took);
   if (!traffic.for_ever && !wait.ends && !(traffic.as_before && wait.took >= kShort)) return false;
   *why = traffic.what;
   return true;
 }
 
-bool TrafficGate::ShutIfQuiet() {
+TrafficGate::Traffic TrafficGate::ShutIfQuiet() {
   constexpr int kTries = 20;  // a thread may be on its way to the wait, or out
+  Traffic traffic;
   {
     Waiting& waiting = Forever<Waiting>();
     const std::lock_guard lock(waiting.mutex);
     if (!shut_.exchange(true)) ++waiting.shut;
   }
   for (int tries = 0; tries < kTries; ++tries) {
-    if (UnderWay().what.empty()) return true;
+    traffic = UnderWay();
+    if (traffic.what.empty()) return {};
     std::this_thread::sleep_for(50us);
   }
   Reopen();
-  return false;
+  return traffic;
 }
 
 void TrafficGate::Reopen() {

@@ -52,7 +52,7 @@ class TrafficGate {
     bool ends = false;
   };
   bool ShutOrGiveUp(const Wait& wait, std::string* why);  // false: it has to wait more
-  bool ShutIfQuiet();
+  Traffic ShutIfQuiet();                                  // what is under way behind the gate; empty: it is shut
 
   std::atomic<bool> shut_{false};
 };

@@ -219,7 +219,7 @@ def main():
             speed(jobs, version, speeds)
     with open(options.out, "w", encoding="utf-8") as file:
         json.dump({"command": " ".join(sys.argv), "jobs": jobs.rows, "speed": speeds}, file, indent=1)
-    return 0 if all(row["ok"] for row in jobs.rows) else 1
+    return 0 if all(row["ok"] for row in jobs.rows) and all(len(line["pairs"]) == options.pairs for line in speeds) else 1
 
 
 if __name__ == "__main__":

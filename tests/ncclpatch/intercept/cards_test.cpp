@@ -288,6 +288,17 @@ TEST_F(CardsTest, receives_that_are_posted_ahead_are_waited_for_long_but_once) {
   ends.join();
 }
 
+// Each time that the gate is shut something begins: the wait ends at its deadline all the same.
+TEST(TrafficGateTest, traffic_that_begins_behind_the_gate_costs_no_more_than_the_deadline) {
+  class Busy final : public intercept::TrafficGate {
+    Traffic UnderWay() override { return {.what = IsShut() ? "one send" : ""}; }
+  };
+  static Busy gate;
+  auto why = intercept::TrafficGate::Shut({&gate}, In(std::chrono::milliseconds(30)));
+  EXPECT_EQ(why[&gate], "one send");
+  EXPECT_FALSE(gate.IsShut());
+}
+
 // Even those that look posted ahead are waited for shortly.
 TEST_F(CardsTest, receives_that_end_soon_are_not_taken_for_those_that_are_posted_ahead) {
   MakeConnection();

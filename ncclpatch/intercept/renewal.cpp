@@ -18,11 +18,8 @@ class AllNetworks final : public Network {
     std::map<RegionId, TrafficGate*> gates;
     cards_.FindGates(regions, &gates);
     plugins_.FindGates(regions, &gates);
-    std::set<TrafficGate*> all;
-    for (const auto& [region, gate] : gates) all.insert(gate);
-    std::map<TrafficGate*, std::string> busy = TrafficGate::Shut(all, until);
-    for (const auto& [gate, why] : busy)
-      if (why.empty()) shut_.insert(gate);
+    for (const auto& [region, gate] : gates) shut_.insert(gate);  // first, so that Open finds them if memory runs out below
+    std::map<TrafficGate*, std::string> busy = TrafficGate::Shut(shut_, until);
     std::vector<Kept> kept;
     for (const auto& [region, gate] : gates)
       if (const std::string& why = busy[gate]; !why.empty()) kept.push_back({region, why});
@@ -43,7 +40,7 @@ class AllNetworks final : public Network {
  private:
   Cards& cards_ = Forever<Cards>();
   PluginHandles& plugins_ = Forever<PluginHandles>();
-  std::set<TrafficGate*> shut_;  // they live for ever
+  std::set<TrafficGate*> shut_;  // or were to be; they live for ever
 };
 
 }  // namespace

@@ -544,7 +544,7 @@ TEST(RoundTest, that_failed_elsewhere_has_failed_for_a_member_without_memory_to_
     explicit WithoutWords(int spared) : spared_(spared) {}
     std::string NameOf(SessionId session) override {
       ++asked;
-      if (spared_-- == 0) throw std::bad_alloc();
+      if (spared_-- <= 0) throw std::bad_alloc();  // and from then on: when it asks for how many depends on the other's pace
       return IdleHooks::NameOf(session);
     }
     void OnDecision(Ballot ballot, const BoardReading& reading, const Status& why) override {

@@ -77,6 +77,8 @@ class Communicators : public ::testing::Test {
     g_seen.lines.clear();
     g_probed.clear();
   }
+  // A thread that still makes a communicator calls Probe, which must not outlive what it writes to.
+  void TearDown() override { Function<void()>("stand_in_await_background")(); }
 
   using AllReduce = int(const void*, void*, std::size_t, int, int, ncclComm*, void*);
   template <class F>
@@ -607,7 +609,10 @@ class BesideSuspended : public Communicators {
     Communicators::SetUp();
     SetSuspendServer(&server_);
   }
-  void TearDown() override { SetSuspendServer(nullptr); }
+  void TearDown() override {
+    SetSuspendServer(nullptr);
+    Communicators::TearDown();
+  }
   Server server_;
 };
 

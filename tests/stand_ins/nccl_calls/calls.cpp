@@ -52,6 +52,7 @@ void Count(const char* name, const void* from) {
 
 std::atomic<void (*)(const char*)> g_probe{nullptr};
 std::atomic<bool> g_late{false}, g_hold{false}, g_ends_fail{false};
+std::atomic<int> g_in_background{0};  // communicators that a thread of the library makes
 void Allocate(const char* where) {
   if (auto* probe = g_probe.load()) probe(where);
 }
@@ -132,6 +133,7 @@ void* RunJob(void* argument) {
   if (job->late) *job->out = job->comm;
   job->comm->state = job->fails ? 3 : 0;
   delete job;
+  --g_in_background;
   return nullptr;
 }
 
@@ -153,6 +155,7 @@ int RunJobs() {
     if (job.in_background) {
       job.comm->state = 7;
       if (!job.late) *job.out = job.comm;
+      ++g_in_background;
       pthread_create(&thread, nullptr, &RunJob, new Job(job));
       pthread_detach(thread);
       if (result == 0) result = 7;
@@ -353,6 +356,9 @@ EXPORT void stand_in_write_late(int late) { g_late = late != 0; }
 EXPORT void stand_in_fail_ends(int fail) { g_ends_fail = fail != 0; }
 EXPORT void stand_in_hold(int hold) { g_hold = hold != 0; }
 EXPORT void stand_in_let_go(ncclComm* comm) { comm->held = false; }
+EXPORT void stand_in_await_background() {
+  while (g_in_background != 0) sched_yield();
+}
 // How many calls reached this library, in all and by way of libamem_nccl.so.
 EXPORT int stand_in_calls(const char* name, int through_amem) {
   const std::lock_guard lock(g_mutex);

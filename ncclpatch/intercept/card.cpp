@@ -179,13 +179,14 @@ int Card::Poll(verbs::Queue* queue, int most, verbs::Completion* completions) {
 
 TrafficGate::Traffic Card::UnderWay() {
   if (uses_unseen_.load()) return {name_ + ": a queue pair is used that AMem has not seen made", true};
+  const RegisteredRanges registered = Forever<Cards>().CoveredNow();
   const std::lock_guard lock(mutex_);
   Traffic first;
   std::size_t others = 0;
   for (const auto& [number, pair] : pairs_) {
     const std::int64_t sends = pair->sends.load(), receives = pair->receives.load();
     const bool failed = pair->failed.load();
-    const bool silent = Forever<Cards>().HaveAnyOf(pair->silent_begin.load(), pair->silent_end.load());
+    const bool silent = registered.HaveAnyOf(pair->silent_begin.load(), pair->silent_end.load());
     if (const std::int64_t now = sends == 0 ? receives : 0; now != pair->steady) {
       pair->steady = now;
       pair->steady_since = std::chrono::steady_clock::now();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <optional>
 #include <system_error>
 
@@ -156,13 +157,25 @@ void* Cards::Behind(void* handle) {
   return found == nullptr ? handle : (*found)->real;
 }
 
-bool Cards::HaveAnyOf(std::uint64_t begin, std::uint64_t end) {
-  if (begin >= end) return false;
+RegisteredRanges Cards::CoveredNow() {
+  std::vector<RegisteredRanges::Range> ranges;
   const std::lock_guard lock(mutex_);
-  return std::ranges::any_of(shadows_, [&](const auto& one) {
-    const Extent& part = one.second->part;
-    return one.second->real != nullptr && part.address.value < end && begin < part.address.value + part.bytes;
-  });
+  ranges.reserve(shadows_.size());
+  for (const auto& [at, held] : shadows_)
+    if (held->real != nullptr) ranges.push_back({held->part.address.value, held->part.address.value + held->part.bytes});
+  return RegisteredRanges(std::move(ranges));
+}
+
+RegisteredRanges::RegisteredRanges(std::vector<Range> ranges) : ranges_(std::move(ranges)) {
+  std::ranges::sort(ranges_, {}, &Range::begin);
+  std::uint64_t furthest = 0;
+  for (Range& one : ranges_) furthest = one.end = std::max(one.end, furthest);
+}
+
+bool RegisteredRanges::HaveAnyOf(std::uint64_t begin, std::uint64_t end) const {
+  if (begin >= end) return false;
+  const auto after = std::ranges::lower_bound(ranges_, end, {}, &Range::begin);
+  return after != ranges_.begin() && std::prev(after)->end > begin;
 }
 
 void Cards::RefreshAll(const verbs::Domain* domain, verbs::Send* work) {

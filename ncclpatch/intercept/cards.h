@@ -30,6 +30,19 @@
 
 namespace amem::intercept {
 
+// Address ranges, which may overlap each other, as they were at one moment.
+class RegisteredRanges {
+ public:
+  struct Range {
+    std::uint64_t begin = 0, end = 0;
+  };
+  explicit RegisteredRanges(std::vector<Range> ranges);
+  [[nodiscard]] bool HaveAnyOf(std::uint64_t begin, std::uint64_t end) const;
+
+ private:
+  std::vector<Range> ranges_;  // by `begin`; each `end` is the furthest of all up to there
+};
+
 class Cards {
  public:
   // From now on registrations are renewed.
@@ -62,8 +75,8 @@ class Cards {
   void Refresh(const verbs::Domain* domain, verbs::Send* work) {
     if (renewed_.load(std::memory_order_acquire)) RefreshAll(domain, work);
   }
-  // Whether a registration behind a shadow has any of these addresses.
-  [[nodiscard]] bool HaveAnyOf(std::uint64_t begin, std::uint64_t end);
+  // What the registrations behind shadows cover now.
+  [[nodiscard]] RegisteredRanges CoveredNow();
 
   // ---- what a pause and a resume ask for, as Network. Of registrations that are not a card's, these do nothing.
   void FindGates(const std::vector<RegionId>& regions, std::map<RegionId, TrafficGate*>* gates);

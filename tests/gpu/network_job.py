@@ -182,20 +182,22 @@ def reductions(group, rank, meeting, options):
 
 
 def abort_at_the_gate(engine, rank, size, store, meeting):
-    """Rank 1 resumes alone and receives what rank 0, which is paused, had sent: NCCL's thread of rank 0 then waits at the gate, and the communicator
-    is aborted. How long that takes at rank 0, in milliseconds."""
+    """The second host resumes without the others, and its first rank receives what rank 0, which is paused, had sent: NCCL's thread of rank 0 then waits
+    at the gate, and the communicator is aborted. How long that takes at rank 0, in milliseconds."""
     import amem
     comm = work.Communicator(engine, rank, list(range(size)), store, "aborted")
     work.collectives(comm, rank, 1024 * size, 0)
-    tensor, took = torch.ones(4096, device="cuda"), 0.0
+    receiver, tensor, took = OPTIONS.ranks_per_host, torch.ones(4096, device="cuda"), 0.0
+    resumes_first = rank // OPTIONS.ranks_per_host == 1
     if rank == 0:
-        comm.send(tensor, 1)
+        comm.send(tensor, receiver)
     torch.cuda.synchronize()
     meeting.gather("sent")
     amem.pause(hosts_idle=True)
     meeting.gather("paused")
-    if rank == 1:
+    if resumes_first:
         amem.resume()
+    if rank == receiver:
         comm.receive(tensor, 0)
         time.sleep(1)  # until the request of the receive has come
     meeting.gather("received")
@@ -204,7 +206,7 @@ def abort_at_the_gate(engine, rank, size, store, meeting):
     meeting.gather("aborted")
     if rank != 0:
         comm.abort()
-    if rank != 1:
+    if not resumes_first:
         amem.resume()
     return max(meeting.gather(took))
 

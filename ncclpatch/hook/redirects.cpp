@@ -14,7 +14,7 @@ namespace {
 
 struct Installed {
   std::span<const Table> tables;
-  std::span<const ThreadStart> thread_starts;
+  std::span<const ThreadCall> thread_calls;
 };
 constinit std::atomic<const Installed*> g_installed{nullptr};
 constinit std::array<std::atomic<const hook::Library*>, kLibraries> g_places{};
@@ -84,10 +84,10 @@ Status RewriteBoundImports(const ElfImage& nccl, const std::vector<Found>& names
 }
 
 // A library may import one twice: for its own calls, and as a pointer for its C++ library's threads.
-Status TakeThreadStarts(const ElfImage& image, std::span<const ThreadStart> starts) {
+Status TakeThreadCalls(const ElfImage& image, std::span<const ThreadCall> starts) {
   Status first;
   image.ForEachImport([&](const char* name, const ElfImage::Slot& slot) {
-    for (const ThreadStart& start : starts) {
+    for (const ThreadCall& start : starts) {
       if (std::string_view(name) != start.name) continue;
       if (!image.Unbound(slot) && *slot.where != reinterpret_cast<std::uintptr_t>(start.plain)) return;
       if (Status status = image.Write(slot, start.replacement); !status && first) first = std::move(status);
@@ -98,7 +98,7 @@ Status TakeThreadStarts(const ElfImage& image, std::span<const ThreadStart> star
 
 }  // namespace
 
-void Install(std::span<const Table> tables, std::span<const ThreadStart> starts) {
+void Install(std::span<const Table> tables, std::span<const ThreadCall> starts) {
   g_installed.store(new Installed{tables, starts}, std::memory_order_release);
 }
 
@@ -120,7 +120,7 @@ Status Set(const hook::Library& library, const ElfImage& image) {
     for (const Redirect& redirect : table) redirect.reals[place].store(nullptr);
   for (const Found& found : names)
     found.redirect->reals[place].store(reinterpret_cast<void*>(found.address), std::memory_order_release);
-  AMEM_TRY(TakeThreadStarts(image, installed->thread_starts));
+  AMEM_TRY(TakeThreadCalls(image, installed->thread_calls));
   for (const Found& found : names) AMEM_TRY(image.PointNameTo(found.index, found.redirect->entries[place]));
   return RewriteBoundImports(image, names, place);
 }

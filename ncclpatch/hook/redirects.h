@@ -80,15 +80,15 @@ Table MakeTable() {
   return table;
 }
 
-// A function by which libnccl starts threads, and its replacement, so that these threads are known; only if the import means
-// this very function.
-struct ThreadStart {
+// A function by which libnccl starts or joins threads, and its replacement, so that these threads are known; only if the
+// import means this very function.
+struct ThreadCall {
   const char* name;
   void* plain;
   void* replacement;
 };
 // What is redirected in every libnccl that comes under AMem later. The contents of both must stay valid.
-void Install(std::span<const Table> tables, std::span<const ThreadStart> starts);
+void Install(std::span<const Table> tables, std::span<const ThreadCall> starts);
 
 // Redirects the names of a library that has just come under AMem, unless they are already. The hook calls it, one thread at a
 // time. A failure is reported, and the names it concerns stay NCCL's.

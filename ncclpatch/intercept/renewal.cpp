@@ -53,7 +53,7 @@ Network* Renew() {
   static const replacements::Tables all(*tables);
   replacements::Install(all);
   nccl::TrackServiceThreads();
-  nccl::SetEnding(&TrafficGate::Ending);
+  nccl::SetJoinObserver(&TrafficGate::ThreadIsJoined);
   return &Forever<AllNetworks>();
 }
 

@@ -4,9 +4,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
-#include <vector>
 
-#include "ncclpatch/hook/hook.h"
 #include "ncclpatch/nccl/attribution.h"
 
 namespace amem::intercept {
@@ -16,19 +14,8 @@ using namespace std::chrono_literals;
 
 // Of all gates.
 struct Waiting {
-  std::mutex mutex;  // guards the others
-  std::condition_variable changed;
-  int shut = 0;  // so many gates are
-  struct Ending {
-    CommunicatorId id;
-    bool ended = false;
-  };
-  std::vector<Ending> ending;
-
-  // Of a thread whose communicator is not known, none may be kept.
-  [[nodiscard]] bool May(CommunicatorId id) const {
-    return std::ranges::none_of(ending, [&](const Ending& one) { return !id || !one.id || one.id == id; });
-  }
+  std::mutex mutex;
+  std::condition_variable changed;  // a gate is open again, or a thread is joined
 };
 
 }  // namespace
@@ -47,9 +34,16 @@ std::map<TrafficGate*, std::string> TrafficGate::Shut(const std::set<TrafficGate
   }
 }
 
+// A proxy that joins the thread which sends has it complete the sends of a communicator that is destroyed; behind a shut gate
+// they would be refused.
+TrafficGate::Traffic TrafficGate::Busy() {
+  if (nccl::AServiceThreadJoins()) return {"a communicator is being ended, whose sends may be under way"};
+  return UnderWay();
+}
+
 bool TrafficGate::ShutOrGiveUp(const Wait& wait, std::string* why) {
   constexpr auto kShort = 50ms;
-  Traffic traffic = UnderWay();
+  Traffic traffic = Busy();
   if (traffic.what.empty()) traffic = ShutIfQuiet();
   if (traffic.what.empty()) return true;
   if (wait.ends) WaitedInVain(wait.took);
@@ -61,17 +55,13 @@ bool TrafficGate::ShutOrGiveUp(const Wait& wait, std::string* why) {
 TrafficGate::Traffic TrafficGate::ShutIfQuiet() {
   constexpr int kTries = 20;  // a thread may be on its way to the wait, or out
   Traffic traffic;
-  {
-    Waiting& waiting = Forever<Waiting>();
-    const std::lock_guard lock(waiting.mutex);
-    if (!shut_.exchange(true)) ++waiting.shut;
-  }
+  const bool was_shut = shut_.exchange(true);
   for (int tries = 0; tries < kTries; ++tries) {
-    traffic = UnderWay();
+    traffic = Busy();
     if (traffic.what.empty()) return {};
     std::this_thread::sleep_for(50us);
   }
-  Reopen();
+  if (!was_shut) Reopen();  // else what an earlier call has deregistered must not be used
   return traffic;
 }
 
@@ -80,31 +70,20 @@ void TrafficGate::Reopen() {
   {
     const std::lock_guard lock(waiting.mutex);
     if (!shut_.exchange(false)) return;
-    if (--waiting.shut == 0) std::erase_if(waiting.ending, [](const auto& one) { return one.ended; });
   }
   waiting.changed.notify_all();
 }
 
 bool TrafficGate::AwaitReopening() {
   Waiting& waiting = Forever<Waiting>();
-  const CommunicatorId communicator = nccl::CurrentCommunicator();
   std::unique_lock lock(waiting.mutex);
-  waiting.changed.wait(lock, [&] { return !IsShut() || !waiting.May(communicator); });
+  waiting.changed.wait(lock, [&] { return !IsShut() || nccl::IsJoined(::pthread_self()); });
   return !IsShut();
 }
 
-void TrafficGate::Ending(CommunicatorId id, bool begins) {
+void TrafficGate::ThreadIsJoined() noexcept {
   Waiting& waiting = Forever<Waiting>();
-  {
-    const std::lock_guard lock(waiting.mutex);
-    const auto known = std::ranges::find_if(waiting.ending, [&](const auto& one) { return one.id == id && !one.ended; });
-    if (begins)
-      waiting.ending.push_back({id});
-    else if (known != waiting.ending.end() && waiting.shut == 0)
-      waiting.ending.erase(known);
-    else if (known != waiting.ending.end())
-      known->ended = true;
-  }
+  { const std::lock_guard lock(waiting.mutex); }  // a thread that has just asked waits before it is notified
   waiting.changed.notify_all();
 }
 

@@ -12,7 +12,6 @@
 #include <string>
 
 #include "journal/base/deadline.h"
-#include "statemachine/types.h"
 
 namespace amem::intercept {
 
@@ -28,12 +27,10 @@ class TrafficGate {
   // empty: it is shut.
   static std::map<TrafficGate*, std::string> Shut(const std::set<TrafficGate*>& gates, Deadline until);
   void Reopen();  // what waits goes on
-  // Of a thread that found the gate shut. False: its communicator ends, so what it wanted to begin is refused.
+  // Of a thread that found the gate shut. False: NCCL joins this thread, so what it wanted to begin is refused.
   [[nodiscard]] bool AwaitReopening();
-
-  // A communicator ends: its threads wait at no gate any more. Once it has ended, threads that are not joined may still come
-  // until all gates are open again.
-  static void Ending(CommunicatorId id, bool begins);
+  // A join of one of NCCL's threads has begun.
+  static void ThreadIsJoined() noexcept;
 
  protected:
   struct Traffic {
@@ -51,6 +48,7 @@ class TrafficGate {
     std::chrono::nanoseconds took{};
     bool ends = false;
   };
+  Traffic Busy();                                         // UnderWay, or what NCCL's threads are about to begin or to end
   bool ShutOrGiveUp(const Wait& wait, std::string* why);  // false: it has to wait more
   Traffic ShutIfQuiet();                                  // what is under way behind the gate; empty: it is shut
 

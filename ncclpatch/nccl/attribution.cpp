@@ -5,7 +5,9 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <thread>
 #include <utility>
@@ -13,6 +15,9 @@
 #define AMEM_START_STANDARD_THREAD "_ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE"
 extern "C" void amem_start_standard_thread(void*, std::unique_ptr<std::thread::_State>*,
                                            void (*)()) __asm__(AMEM_START_STANDARD_THREAD);
+// std::thread::join, the thread by address.
+#define AMEM_JOIN_STANDARD_THREAD "_ZNSt6thread4joinEv"
+extern "C" void amem_join_standard_thread(std::thread*) __asm__(AMEM_JOIN_STANDARD_THREAD);
 
 namespace amem::nccl {
 
@@ -29,7 +34,64 @@ struct Start {
 };
 
 constinit std::atomic<bool> g_tracks_services{false};
-constinit std::atomic<Ending> g_ending{nullptr};
+
+// A join under way, in a list of all. It lives on the stack of the thread that joins.
+class Join {
+ public:
+  explicit Join(pthread_t thread) noexcept : thread_(thread), by_service_(OnServiceThread()) {
+    {
+      const std::lock_guard lock(g_mutex);
+      next_ = g_first;
+      if (next_ != nullptr) next_->previous_ = this;
+      g_first = this;
+    }
+    if (auto* const observer = g_observer.load()) observer();
+  }
+  Join(const Join&) = delete;
+  Join& operator=(const Join&) = delete;
+  ~Join() {
+    const std::lock_guard lock(g_mutex);
+    (previous_ != nullptr ? previous_->next_ : g_first) = next_;
+    if (next_ != nullptr) next_->previous_ = previous_;
+  }
+
+  template <class Wanted>
+  [[nodiscard]] static bool Any(const Wanted& wanted) noexcept {
+    const std::lock_guard lock(g_mutex);
+    for (const Join* one = g_first; one != nullptr; one = one->next_)
+      if (std::invoke(wanted, *one)) return true;
+    return false;
+  }
+  static void SetObserver(void (*observer)() noexcept) noexcept { g_observer.store(observer); }
+  [[nodiscard]] bool IsOf(pthread_t thread) const noexcept { return pthread_equal(thread_, thread) != 0; }
+  [[nodiscard]] bool by_service() const noexcept { return by_service_; }
+
+ private:
+  static constinit std::mutex g_mutex;  // guards the list
+  static constinit Join* g_first;
+  static constinit std::atomic<void (*)() noexcept> g_observer;
+  const pthread_t thread_;
+  const bool by_service_;
+  Join *next_ = nullptr, *previous_ = nullptr;
+};
+constinit std::mutex Join::g_mutex;
+constinit Join* Join::g_first = nullptr;
+constinit std::atomic<void (*)() noexcept> Join::g_observer{nullptr};
+
+bool Tracks() noexcept {
+  return g_tracks_services.load(std::memory_order_relaxed) && !replacements::inert.load(std::memory_order_relaxed);
+}
+
+int JoinThread(pthread_t thread, void** result) {
+  if (!Tracks()) return pthread_join(thread, result);
+  const Join join(thread);
+  return pthread_join(thread, result);
+}
+void JoinStandardThread(std::thread* thread) {
+  if (!Tracks()) return thread->join();
+  const Join join(thread->native_handle());
+  thread->join();
+}
 
 // Of a thread that this one is about to start.
 bool Services(const void* runs) noexcept {
@@ -94,17 +156,20 @@ CommunicatorId CurrentCommunicator() noexcept {
 void TrackServiceThreads() noexcept { g_tracks_services.store(true); }
 bool OnServiceThread() noexcept { return t_state.origin.services; }
 
-void SetEnding(Ending ending) noexcept { g_ending.store(ending); }
-void NotifyEnding(CommunicatorId id, bool begins) noexcept {
-  if (const Ending ending = g_ending.load()) ending(id, begins);
+bool IsJoined(pthread_t thread) noexcept {
+  return Join::Any([&](const Join& one) { return one.IsOf(thread); });
 }
+bool AServiceThreadJoins() noexcept { return Join::Any(&Join::by_service); }
+void SetJoinObserver(void (*observer)() noexcept) noexcept { Join::SetObserver(observer); }
 
-std::span<const redirects::ThreadStart> ThreadStarts() {
-  static const std::array all = {
-      redirects::ThreadStart{"pthread_create", reinterpret_cast<void*>(&pthread_create),
-                             reinterpret_cast<void*>(&CreateThread)},
-      redirects::ThreadStart{AMEM_START_STANDARD_THREAD, reinterpret_cast<void*>(&amem_start_standard_thread),
-                             reinterpret_cast<void*>(&StartStandardThread)}};
+std::span<const redirects::ThreadCall> ThreadCalls() {
+  static const auto call = [](const char* name, auto* plain, auto* replacement) {
+    return redirects::ThreadCall{name, reinterpret_cast<void*>(plain), reinterpret_cast<void*>(replacement)};
+  };
+  static const std::array all = {call("pthread_create", &pthread_create, &CreateThread),
+                                 call(AMEM_START_STANDARD_THREAD, &amem_start_standard_thread, &StartStandardThread),
+                                 call("pthread_join", &pthread_join, &JoinThread),
+                                 call(AMEM_JOIN_STANDARD_THREAD, &amem_join_standard_thread, &JoinStandardThread)};
   return all;
 }
 

@@ -1,6 +1,8 @@
 // For which communicator NCCL allocates on this thread.
 #pragma once
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -29,14 +31,17 @@ void TrackServiceThreads() noexcept;
 // function; so a thread that was started by one of NCCL's counts if its function is another one.
 bool OnServiceThread() noexcept;
 
-// Called in the program's call that ends a communicator, or takes it from its peers: before NCCL is called (`begins`), when
-// whatever keeps a thread of that communicator waiting must let it go, because NCCL waits for it; and after. Must not throw.
-using Ending = void (*)(CommunicatorId id, bool begins);
-void SetEnding(Ending ending) noexcept;
-void NotifyEnding(CommunicatorId id, bool begins) noexcept;
+// NCCL ends a communicator, however the program asks for that, by joining the threads that serve it: the calling thread joins
+// the proxy, which joins the thread that sends. So whatever makes a thread wait must let it go once it is joined; which
+// communicator it belongs to, and whether others share it, does not matter. Known after TrackServiceThreads. Any thread.
+bool IsJoined(pthread_t thread) noexcept;
+// Whether a thread that OnServiceThread joins another one: what a communicator has begun is being completed, or given up.
+bool AServiceThreadJoins() noexcept;
+// Called after each beginning of a join, on the thread that joins.
+void SetJoinObserver(void (*observer)() noexcept) noexcept;
 
-// The replacements of libnccl's ways to start a thread: the new thread inherits this one's communicator.
-std::span<const redirects::ThreadStart> ThreadStarts();
+// The replacements of libnccl's ways to start a thread, which inherits this one's communicator, and to join one.
+std::span<const redirects::ThreadCall> ThreadCalls();
 
 // ---- for the calls of this folder
 

@@ -28,9 +28,7 @@ int EndOne(std::size_t place, ncclComm* comm, const char* how, const Call& call)
   if (t_state.is_inside() || comm == nullptr) return call();
   const CommunicatorId id = registry::Detach(comm);
   launches::LetHeldLeave(id);
-  NotifyEnding(id, true);
   const int result = Followed(id, nullptr, call);
-  NotifyEnding(id, false);
   Group& group = t_state.groups[place];
   const bool in_group = group.is_open();
   group.Add(Effect::kEnds);
@@ -67,10 +65,7 @@ struct Change : redirects::Around<Change<Name, stage, Flags...>, Name> {
     if (t_state.is_inside()) return pass();
     if (stage == Stage::kRevoked) t_state.groups[place].Add(Effect::kAborts);
     const auto change = [&]() noexcept {
-      const CommunicatorId id = registry::IdOf(comm);
-      NotifyEnding(id, true);
       const int result = Followed({}, comm, pass);
-      NotifyEnding(id, false);
       if (Accepted(result)) registry::MarkStage(comm, stage);
       return result;
     };

@@ -168,7 +168,7 @@ void Runtime::ShowNames(std::span<const char* const> doorbells) {
     tables->push_back(suspend::Calls());
     nccl::SetSuspendServer(suspend::TheServer());
   }
-  redirects::Install(*tables, nccl::ThreadStarts());
+  redirects::Install(*tables, nccl::ThreadCalls());
   answers_.store(serves ? Answers::kNcclAndSuspend : Answers::kNccl);
 }
 

@@ -112,6 +112,27 @@ std::string Init() {
   return std::to_string(Function<int(Comm*, int, ncclUniqueId, int)>("ncclCommInitRank")(&g_comms.back(), kWorld, id, kRank));
 }
 
+// Two in one group.
+std::string InitTwo() {
+  static int made = 0;
+  int answer = Function<int()>("ncclGroupStart")();
+  std::array<Comm, 2> two{};
+  for (Comm& one : two) {
+    ncclUniqueId id{};
+    std::snprintf(id.internal, sizeof id.internal, "%s-two-%d", Text("JOB", "job"), made++);
+    if (answer == 0) answer = Function<int(Comm*, int, ncclUniqueId, int)>("ncclCommInitRank")(&one, kWorld, id, kRank);
+  }
+  if (const int ended = Function<int()>("ncclGroupEnd")(); answer == 0) answer = ended;
+  g_comms.insert(g_comms.end(), two.begin(), two.end());
+  return std::to_string(answer);
+}
+
+// The other of the last two is the last one from now on.
+std::string Swap() {
+  std::swap(g_comms.at(g_comms.size() - 1), g_comms.at(g_comms.size() - 2));
+  return "0";
+}
+
 // The first two ranks make one without the others.
 std::string InitPart() {
   if (kRank >= 2) return "0";
@@ -830,6 +851,8 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"load", LoadNccl},
     {"attach", Attach},
     {"init", Init},
+    {"init two", InitTwo},
+    {"swap", Swap},
     {"init part", InitPart},
     {"reduce", Reduce},
     {"barrier", Barrier},

@@ -237,6 +237,32 @@ TEST_P(Renewal, a_communicator_can_be_aborted_while_its_thread_waits_for_the_car
   ExpectWell(ranks, 3);
 }
 
+// NCCL's threads cannot say which of the two they serve; a send of the one that lives waits for the resume.
+TEST_P(Renewal, one_that_ends_while_paused_takes_nothing_from_another_of_its_group) {
+  for (const std::string how : {"abort", "destroy"}) {
+    const auto ranks = job_.Run(
+        2, Commands{"cuda",          "load",         "init two",         "reduce",  "swap",        "reduce",   "barrier",
+                    "0:send=300000", "0:pause idle", "0:card=regions",   "barrier", "0:sleep=200", "0:swap",   "0:" + how,
+                    "0:sleep=200",   "0:resume",     "1:receive=300000", "barrier", "1:swap",      "1:" + how, "reduce"} +
+               kEnd);
+    ExpectWell(ranks, 3);
+    EXPECT_EQ(ranks[0].Said("card", 0), "0") << All(ranks);
+    EXPECT_EQ(ranks[0].Said(how), "0") << All(ranks);
+    EXPECT_EQ(ranks[1].Said("receive"), "as sent") << All(ranks);
+  }
+}
+
+// Nobody has received yet what ncclCommDestroy has NCCL's thread complete.
+TEST_P(RenewalOfOne, a_communicator_that_is_being_destroyed_when_a_pause_begins_completes_its_sends) {
+  const auto ranks = job_.Run(2, Commands{"cuda", "load", "init", "init", "reduce", "barrier", "0:send=300000", "0:hang",
+                                          "0:pause idle", "0:card=regions", "barrier", "0:sleep=200", "0:resume",
+                                          "1:receive=300000", "barrier", "1:destroy", "reduce"} +
+                                     kEnd);
+  ExpectWell(ranks, 2);
+  EXPECT_NE(ranks[0].Said("card", 0), "0") << "the buffers stay\n" << All(ranks);
+  EXPECT_EQ(ranks[1].Said("receive"), "as sent") << All(ranks);
+}
+
 // In a pause that follows traffic the card has requests under way, of which some are told to have ended much later.
 TEST_P(Renewal, a_slow_card_is_waited_for) {
   job_.environment["AMEM_SIM_CARD_FAULTS"] = "late=400,ack=20000";

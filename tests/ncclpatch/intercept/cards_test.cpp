@@ -642,47 +642,74 @@ TEST_F(CardsTest, sends_go_on_through_many_pauses) {
   EXPECT_GT(left, 0);
 }
 
-TEST_F(CardsTest, a_communicator_that_ends_while_paused_is_let_go_and_others_wait_on) {
+// NCCL ends a communicator by joining the threads that serve it. Which communicator that is does not matter: threads of
+// communicators that are made in one group, or share their threads, cannot be told apart.
+TEST_F(CardsTest, a_thread_that_is_joined_while_paused_is_let_go_and_others_wait_on) {
   MakeConnection();
   PauseLeaves();
-  std::atomic<int> result = -1, other_result = -1;
-  constexpr CommunicatorId kEnds{41}, kLives{42};
-  const auto post = [&](CommunicatorId of, std::atomic<int>& into) {
-    return std::thread([&, of] {
-      nccl::t_state.call.id = of;
-      into = Post(pair_, Key());
-    });
-  };
-  std::thread ends = post(kEnds, result), lives = post(kLives, other_result);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_EQ(result, -1);
-  nccl::NotifyEnding(kEnds, true);
-  ends.join();
-  EXPECT_EQ(result, EIO);
-  EXPECT_EQ(g_card.sent, 0U);
-  EXPECT_EQ(other_result, -1);
-  nccl::NotifyEnding(kEnds, false);
-  Resume();
-  lives.join();
-  EXPECT_EQ(other_result, 0);
-  g_card.CompleteAll();
-  EXPECT_EQ(Poll(), 1);
+  for (const bool standard : {false, true}) {
+    g_card.Reset();
+    std::atomic<int> result = -1, other_result = -1;
+    const Work ends = [&] { result = Post(pair_, Key()); }, lives = [&] { other_result = Post(pair_, Key()); };
+    pthread_t ending{};
+    std::thread standard_ending;
+    if (standard)
+      standard_ending = std::thread(ends);
+    else
+      ASSERT_EQ(pthread_create(&ending, nullptr, &RunWork, const_cast<Work*>(&ends)), 0);
+    std::thread other(lives);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(result, -1);
+    if (standard)
+      reinterpret_cast<void (*)(std::thread*)>(Replaced("_ZNSt6thread4joinEv"))(&standard_ending);
+    else
+      EXPECT_EQ(reinterpret_cast<decltype(&pthread_join)>(Replaced("pthread_join"))(ending, nullptr), 0);
+    EXPECT_EQ(result, EIO);
+    EXPECT_EQ(g_card.sent, 0U);
+    EXPECT_EQ(other_result, -1);
+    Resume();
+    other.join();
+    EXPECT_EQ(other_result, 0);
+    g_card.CompleteAll();
+    EXPECT_EQ(Poll(), 1);
+    if (!standard) PauseLeaves();
+  }
 }
 
-TEST_F(CardsTest, a_communicator_that_has_ended_before_the_pause_lets_nobody_go) {
+// As in ncclCommDestroy, whose sends are completed first. What one joins that serves no connections ends by itself.
+TEST_F(CardsTest, a_pause_waits_for_a_communicator_that_is_being_destroyed_and_else_leaves_the_buffers) {
   MakeConnection();
-  nccl::NotifyEnding({}, true);
-  nccl::NotifyEnding({}, false);
+  const auto join = reinterpret_cast<decltype(&pthread_join)>(Replaced("pthread_join"));
+  std::atomic<bool> ends = false;
+  std::atomic<int> joined = 0;
+  Work waits = [&] {
+    while (!ends) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  const auto joins = [&] {
+    pthread_t thread{};
+    EXPECT_EQ(pthread_create(&thread, nullptr, &RunWork, &waits), 0);
+    ++joined;
+    EXPECT_EQ(join(thread, nullptr), 0);
+  };
+  std::thread of_the_program(joins);
+  while (joined == 0) std::this_thread::yield();
   PauseLeaves();
-  std::atomic<int> result = -1;
-  std::thread sends([&] { result = Post(pair_, Key()); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_EQ(result, -1);
   Resume();
-  sends.join();
-  EXPECT_EQ(result, 0);
+  std::thread proxy([&] { OnServiceThread(joins); });
+  while (joined == 1) std::this_thread::yield();
+  g_card.deregistrations = 0;
+  PauseStays();
+  EXPECT_EQ(KeptWhy(), "a communicator is being ended, whose sends may be under way");
+  EXPECT_EQ(Post(pair_, Key()), 0) << "one of them";
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
+  Resume();
+  std::thread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ends = true;
+  });
+  PauseLeaves();
+  for (std::thread* const one : {&later, &proxy, &of_the_program}) one->join();
 }
 
 TEST_F(CardsTest, a_deregistration_while_paused_succeeds) {

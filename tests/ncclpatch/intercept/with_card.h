@@ -152,9 +152,15 @@ class WithCard : public Intercepted {
     EXPECT_TRUE(replaced) << name;
     return reinterpret_cast<F*>(entry);
   }
+  // What libnccl calls in place of a function for threads.
+  static void* Replaced(std::string_view name) {
+    const auto calls = nccl::ThreadCalls();
+    const auto found = std::ranges::find(calls, name, &redirects::ThreadCall::name);
+    return found == calls.end() ? nullptr : found->replacement;
+  }
   // On a thread that NCCL starts with that function.
   static void OnThread(void* (*runs)(void*), const Work& work) {
-    const auto start = reinterpret_cast<decltype(pthread_create)*>(nccl::ThreadStarts().front().replacement);
+    const auto start = reinterpret_cast<decltype(&pthread_create)>(Replaced("pthread_create"));
     CUcontext context = nullptr;
     EXPECT_EQ(PLAIN(cuCtxGetCurrent)(&context), CUDA_SUCCESS);
     Work all = [&] {

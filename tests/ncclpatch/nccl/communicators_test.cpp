@@ -67,7 +67,7 @@ class Communicators : public ::testing::Test {
     ASSERT_NE(nccl_, nullptr) << dlerror();
     plain_all_reduce_ = Function<AllReduce>("ncclAllReduce");
     SetObserver(&See);
-    redirects::Install(Tables(), ThreadStarts());
+    redirects::Install(Tables(), ThreadCalls());
     ASSERT_TRUE(hook::Attach().ok());
     Function<void(void (*)(const char*))>("stand_in_probe")(&Probe);
   }

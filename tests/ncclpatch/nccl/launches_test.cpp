@@ -34,7 +34,7 @@ class Launches : public ::testing::Test {
   static void SetUpTestSuite() {
     nccl_ = dlopen(AMEM_NCCL_CALLS, RTLD_LAZY | RTLD_LOCAL);
     ASSERT_NE(nccl_, nullptr) << dlerror();
-    redirects::Install(Tables(), ThreadStarts());
+    redirects::Install(Tables(), ThreadCalls());
     ASSERT_TRUE(hook::Attach().ok());
     launches::NoteCapture(false);  // as NCCL asks before each launch
   }

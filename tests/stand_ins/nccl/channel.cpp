@@ -162,10 +162,16 @@ bool ProgressReceive(const NetTable& net, Channel& channel, bool& moved) {
   return true;
 }
 
+// A communicator that is destroyed has all its sends completed first.
+bool HasEnded(const Network& network) {
+  if (!network.stop || network.aborted) return network.stop;
+  return network.to_next.taken == network.to_next.ready || Clock::now() > network.until;
+}
+
 void Progress(Comm* comm) {
   Network& network = *comm->network;
   comm->cu->set_context(comm->context);
-  for (int idle = 0; !network.stop && !network.failed;) {
+  for (int idle = 0; !HasEnded(network) && !network.failed;) {
     bool moved = false;
     const bool sent = !network.sends || ProgressSend(*network.table, network.to_next, moved);
     const bool received = !network.receives || ProgressReceive(*network.table, network.from_before, moved);
@@ -254,14 +260,16 @@ Result ConnectNetwork(Comm& comm) {
   return kSuccess;
 }
 
-Result CloseNetwork(Comm& comm, bool aborted) {
-  if (comm.network == nullptr) return kSuccess;
-  const Channel& sent = comm.network->to_next;
-  const auto deadline = Clock::now() + std::chrono::seconds(aborted ? 0 : 10);
-  while (sent.taken < sent.ready && !comm.network->failed && Clock::now() < deadline)
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
+void EndProgress(Comm& comm) {
+  if (comm.network == nullptr || !comm.network->progress.joinable()) return;
+  comm.network->aborted = comm.aborted.load();
+  comm.network->until = Clock::now() + std::chrono::seconds(10);
   comm.network->stop = true;
-  if (comm.network->progress.joinable()) comm.network->progress.join();
+  comm.network->progress.join();
+}
+
+Result CloseNetwork(Comm& comm) {
+  if (comm.network == nullptr) return kSuccess;
   const Result result = OnAThread([&] { return DisconnectAll(comm); });
   delete comm.network;
   comm.network = nullptr;

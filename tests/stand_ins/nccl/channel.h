@@ -48,12 +48,15 @@ struct Network {
   Channel to_next, from_before;
   bool sends = false, receives = false;  // whether that neighbour is on another host
   std::thread progress;
-  std::atomic<bool> stop{false}, failed{false};  // `stop`: now
+  std::atomic<bool> stop{false}, failed{false};
+  bool aborted = false;                         // with `stop`: at once,
+  std::chrono::steady_clock::time_point until;  // or at the latest then
 };
 
 Result ConnectNetwork(Comm& comm);  // where STAND_IN_NET says so; needs all ranks
-// What kernels have put there to be sent is sent first, unless the communicator is aborted.
-Result CloseNetwork(Comm& comm, bool aborted);
+// Ends the thread that sends. What kernels have put there to be sent is sent first, unless the communicator is aborted.
+void EndProgress(Comm& comm);
+Result CloseNetwork(Comm& comm);  // after that
 
 // How large a message of one step may be.
 inline std::size_t StepBytes(const Comm& comm, std::size_t otherwise) {

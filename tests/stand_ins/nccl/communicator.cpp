@@ -126,6 +126,7 @@ void RunProxy(Comm* comm) {
     close(socket);
     if (comm->served > before && comm->served < OffersOf(*comm)) comm->next_failed = true;
   }
+  EndProgress(*comm);  // as NCCL's, whichever way the communicator ends
 }
 
 Result StartProxy(Comm& comm) {
@@ -239,10 +240,11 @@ Result Init(Comm& comm) {
 }
 
 Result Destroy(Comm* comm, bool aborted) {
+  comm->aborted = aborted;
   comm->stop = true;
-  const Result disconnected = CloseNetwork(*comm, aborted);
   if (comm->listener >= 0) shutdown(comm->listener, SHUT_RDWR);
   if (comm->proxy.joinable()) comm->proxy.join();
+  const Result disconnected = CloseNetwork(*comm);
   if (comm->listener >= 0) close(comm->listener);
   UnmapExchange(*comm);
   LetGo(*comm);

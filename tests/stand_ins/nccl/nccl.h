@@ -136,7 +136,7 @@ struct Comm {
   std::thread proxy;
   std::atomic<int> served{0};
   std::atomic<bool> next_failed{false};  // the next rank hung up before it had everything
-  std::atomic<bool> stop{false};
+  std::atomic<bool> stop{false}, aborted{false};
   std::uint64_t chunks = 0;  // through the ring so far, as the flags in the buffers count
   Exchange* exchange = nullptr;
   std::atomic<int> exchange_descriptor{-1};

@@ -95,30 +95,27 @@ std::shared_ptr<CountedPair> Card::Remove(std::uint32_t number) {
 // noted; or the call itself, which has copied what it sends inline.
 struct SendsByEnd {
   std::int64_t signaled = 0;
-  // What those read that come after the last one with a completion, which ends after all before it.
-  std::uint64_t silent_begin = ~std::uint64_t{0}, silent_end = 0;
+  SilentRange silent;  // of those after the last one with a completion, which ends after all before it
 
   void Add(const verbs::Send& one, bool is_signaled) {
     if (is_signaled) *this = {.signaled = signaled + 1};
     if (is_signaled || (one.flags & verbs::kInline) != 0) return;
-    for (int i = 0; i < one.count; ++i) {
-      silent_begin = std::min(silent_begin, one.parts[i].address);
-      silent_end = std::max(silent_end, one.parts[i].address + one.parts[i].bytes);
-    }
+    for (int i = 0; i < one.count; ++i) silent = silent.With({one.parts[i].address, one.parts[i].address + one.parts[i].bytes});
   }
   // Without a completion, those of before are as silent as before.
   void NoteSilent(CountedPair& pair) const {
-    if (silent_end == 0 && signaled == 0) return;
-    const bool adds = signaled == 0;
-    const std::uint64_t begin = pair.silent_begin.load(std::memory_order_relaxed);
-    const std::uint64_t end = pair.silent_end.load(std::memory_order_relaxed);
-    pair.silent_begin.store(adds ? std::min(silent_begin, begin) : silent_begin, std::memory_order_relaxed);
-    pair.silent_end.store(adds ? std::max(silent_end, end) : silent_end, std::memory_order_relaxed);
+    if (silent.end != 0 || signaled != 0) pair.SetSilent(signaled != 0 ? silent : silent.With(pair.silent()));
   }
 };
 
 static bool IsSignaled(const verbs::Send& one, const CountedPair& pair) {
   return (one.flags & verbs::kSignaled) != 0 || pair.signals_all;
+}
+
+// From where on the card has taken none of a list. Without `bad` it cannot say so, and all count as taken.
+template <class Work>
+static Work* Refused(Work* work, Work** bad) {
+  return bad == nullptr ? nullptr : *bad == nullptr ? work : *bad;
 }
 
 // Counts what is posted before the gate is checked. False: the gate stays shut, and nothing is counted.
@@ -138,13 +135,22 @@ int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
   SendsByEnd sends;
   for (const verbs::Send* one = work; one != nullptr; one = one->next) sends.Add(*one, IsSignaled(*one, counted));
   // A send that is signaled is under way until its completion, so it needs no count of those that are inside.
+  if (bad != nullptr) *bad = work;
   if (!Enter(counted.sends, sends.signaled > 0 ? sends.signaled : kInside)) return EIO;
   Forever<Cards>().Refresh(pair->domain, work);
-  sends.NoteSilent(counted);
+  const SilentRange silent_before = counted.silent();
+  sends.NoteSilent(counted);  // before they are under way
   const int result = send_(pair, work, bad);
   std::int64_t ended = sends.signaled > 0 ? 0 : kInside;
-  if (result != 0 && bad != nullptr)  // from there on the card has taken none
-    for (const verbs::Send* one = *bad; one != nullptr; one = one->next) ended += IsSignaled(*one, counted) ? 1 : 0;
+  if (result != 0) [[unlikely]] {
+    // It may have taken silent ones, and not the signaled one after which they would have ended.
+    const verbs::Send* const refused = Refused(work, bad);
+    SendsByEnd taken;
+    for (const verbs::Send* one = work; one != refused; one = one->next) taken.Add(*one, IsSignaled(*one, counted));
+    counted.SetSilent(silent_before);
+    taken.NoteSilent(counted);
+    ended += sends.signaled - taken.signaled;
+  }
   if (ended != 0) counted.sends.fetch_sub(ended);
   return result;
 }
@@ -158,9 +164,10 @@ int Card::PostReceive(verbs::Pair* pair, verbs::Receive* work, verbs::Receive** 
     for (; first != nullptr; first = first->next) ++all;
     return all;
   };
+  if (bad != nullptr) *bad = work;
   if (!Enter(counted.receives, count(work))) return EIO;
   const int result = receive_(pair, work, bad);
-  if (result != 0 && bad != nullptr) counted.receives.fetch_sub(count(*bad));
+  if (result != 0) counted.receives.fetch_sub(count(Refused(work, bad)));
   return result;
 }
 
@@ -186,7 +193,7 @@ TrafficGate::Traffic Card::UnderWay() {
   for (const auto& [number, pair] : pairs_) {
     const std::int64_t sends = pair->sends.load(), receives = pair->receives.load();
     const bool failed = pair->failed.load();
-    const bool silent = registered.HaveAnyOf(pair->silent_begin.load(), pair->silent_end.load());
+    const bool silent = registered.HaveAnyOf(pair->silent().begin, pair->silent().end);
     if (const std::int64_t now = sends == 0 ? receives : 0; now != pair->steady) {
       pair->steady = now;
       pair->steady_since = std::chrono::steady_clock::now();

@@ -2,6 +2,7 @@
 // completed, counted without a lock, and the gate before it (cards.h).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -16,15 +17,30 @@
 
 namespace amem::intercept {
 
+// Addresses that sends read which asked for no completion, so nothing tells when they have ended. None: `begin` is not below
+// `end`.
+struct SilentRange {
+  std::uint64_t begin = ~std::uint64_t{0}, end = 0;
+  [[nodiscard]] SilentRange With(const SilentRange& other) const {
+    return {std::min(begin, other.begin), std::max(end, other.end)};
+  }
+};
+
 // A queue pair, as far as it is counted.
 struct CountedPair {
   // Sends whose completion was asked for and has not come; in the upper half, posts of others that are inside the card's
   // function.
   std::atomic<std::int64_t> sends{0};
   std::atomic<std::int64_t> receives{0};
-  // The addresses read by the last sends, which asked for no completion, so nothing tells when they have ended. NCCL makes such
-  // sends from host memory, to tell a peer of receives; they do no harm. None: `begin` is not below `end`.
+  // Of the last sends. NCCL makes such ones from host memory, to tell a peer of receives; they do no harm.
   std::atomic<std::uint64_t> silent_begin{~std::uint64_t{0}}, silent_end{0};
+  [[nodiscard]] SilentRange silent() const {
+    return {silent_begin.load(std::memory_order_relaxed), silent_end.load(std::memory_order_relaxed)};
+  }
+  void SetSilent(const SilentRange& range) {
+    silent_begin.store(range.begin, std::memory_order_relaxed);
+    silent_end.store(range.end, std::memory_order_relaxed);
+  }
   std::atomic<bool> failed{false};  // a request ended with an error; what else did is not known
   std::uint32_t number = 0;
   bool signals_all = false, uncounted = false;

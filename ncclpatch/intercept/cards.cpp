@@ -20,6 +20,8 @@ constexpr std::size_t kMostCards = 64;  // further ones are not counted
 constinit std::array<std::atomic<Card*>, kMostCards> g_cards{};
 constinit std::mutex g_cards_mutex;  // guards opening and closing
 
+constexpr std::size_t kMostEndedKeys = 32;
+
 constinit LiveKeys g_local_keys, g_remote_keys;  // of all that NCCL has registered by verbs
 
 void AddKeys(const verbs::Region& region, const verbs::Domain* domain, const Extent& part) {
@@ -114,6 +116,7 @@ verbs::Region* Cards::Shadow(verbs::Region* real, const Extent& part, const Way&
   made->way = way;
   made->card = card;
   made->id = Registrations::NewRegion();
+  made->ended_remote_keys.reserve(kMostEndedKeys);
   std::uint64_t& domain = domains_[way.domain];
   if (domain == 0) domain = ++next_domain_;
   record->region = made->id;
@@ -209,7 +212,8 @@ void Cards::RefreshRemote(const verbs::Domain* domain, verbs::Send* work) {
   for (const auto& [at, held] : shadows_) {
     if (!held->Covers(domain, work->remote_address, 1)) continue;
     if (held->shadow.remote_key == work->remote_key) return;
-    if (held->ended_remote_key != 0 && held->ended_remote_key == work->remote_key) today = held->shadow.remote_key;
+    if (std::ranges::find(held->ended_remote_keys, work->remote_key) != held->ended_remote_keys.end())
+      today = held->shadow.remote_key;
   }
   if (today) work->remote_key = *today;
 }
@@ -235,7 +239,8 @@ Status Cards::Deregister(RegionId region) {
             fmt::format("{} did not deregister {} at {}: {} (errno {})", held.card->name(), FormatBytes(held.part.bytes),
                         Hex(held.part.address), std::generic_category().message(result), result)};
   RemoveKeys(held.shadow, held.way.domain);
-  held.ended_remote_key = held.shadow.remote_key;
+  if (held.ended_remote_keys.size() == kMostEndedKeys) held.ended_remote_keys.erase(held.ended_remote_keys.begin());
+  held.ended_remote_keys.push_back(held.shadow.remote_key);  // there is room
   held.real = nullptr;
   return {};
 }

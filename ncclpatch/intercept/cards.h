@@ -91,7 +91,8 @@ class Cards {
     Extent part;
     Way way;
     Card* card = nullptr;
-    std::uint32_t ended_remote_key = 0;  // before the last renewal
+    // Those of earlier registrations, the last one last: a request may have waited for several resumes, of which one failed.
+    std::vector<std::uint32_t> ended_remote_keys;
 
     [[nodiscard]] bool Covers(const verbs::Domain* domain, std::uint64_t address, std::uint64_t bytes) const {
       return real != nullptr && way.domain == domain && part.address.value <= address &&

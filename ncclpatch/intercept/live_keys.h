@@ -2,18 +2,23 @@
 // lock, that nothing about it has changed.
 //
 // An entry may be replaced while it is read, so it has a version, which is odd meanwhile and another one afterwards. Then, and
-// where a key has found no place, the answer is that the key is not known, and the reader asks elsewhere.
+// where a key has found no place, the answer is that the key is not known, and the reader asks elsewhere, which takes long: so
+// the table grows before a key finds no place. Tables that were too small remain, because a reader may be in one.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <new>
 
 namespace amem::intercept {
 
 class LiveKeys {
  public:
   constexpr LiveKeys() = default;
+  LiveKeys(const LiveKeys&) = delete;
+  LiveKeys& operator=(const LiveKeys&) = delete;
 
   struct Key {
     std::uint32_t key = 0;
@@ -22,17 +27,18 @@ class LiveKeys {
   };
   // One thread at a time.
   void Add(const Key& key) {
-    for (Entry& entry : SetOf(key.key))
-      if (entry.end.load(std::memory_order_relaxed) == 0) return entry.Write(key);
+    while (!now_.load(std::memory_order_relaxed)->Put(key) && Grow()) {
+    }
   }
   void Remove(std::uint32_t key, const void* domain) {
-    for (Entry& entry : SetOf(key))
-      if (entry.Is(key, domain)) entry.Write({});
+    for (Table* table = now_.load(std::memory_order_relaxed); table != nullptr; table = table->older)
+      for (Entry& entry : table->SetOf(key))
+        if (entry.Is(key, domain)) entry.Write({});
   }
 
   // Any thread. Whether the key is good for all of that memory.
   [[nodiscard]] bool Cover(std::uint32_t key, const void* domain, std::uint64_t address, std::uint64_t bytes) const {
-    for (const Entry& entry : sets_[PlaceOf(key)]) {
+    for (const Entry& entry : now_.load(std::memory_order_acquire)->SetOf(key)) {
       const std::uint32_t version = entry.version.load(std::memory_order_acquire);
       if (!entry.Is(key, domain)) continue;
       const std::uint64_t begin = entry.begin.load(std::memory_order_acquire), end = entry.end.load(std::memory_order_acquire);
@@ -52,6 +58,10 @@ class LiveKeys {
     [[nodiscard]] bool Is(std::uint32_t other, const void* of) const {
       return key.load(std::memory_order_acquire) == other && domain.load(std::memory_order_acquire) == of;
     }
+    [[nodiscard]] Key Read() const {  // by whoever writes
+      return {key.load(std::memory_order_relaxed), domain.load(std::memory_order_relaxed),
+              begin.load(std::memory_order_relaxed), end.load(std::memory_order_relaxed)};
+    }
     void Write(const Key& now) {
       const std::uint32_t before = version.load(std::memory_order_relaxed);
       version.store(before + 1, std::memory_order_relaxed);
@@ -62,12 +72,43 @@ class LiveKeys {
       version.store(before + 2, std::memory_order_release);
     }
   };
-  static constexpr unsigned kSetBits = 11;
   using Set = std::array<Entry, 4>;
-  static std::size_t PlaceOf(std::uint32_t key) { return (key * 2654435769U) >> (32 - kSetBits); }
-  Set& SetOf(std::uint32_t key) { return sets_[PlaceOf(key)]; }
+  struct Table {
+    Set* sets = nullptr;
+    unsigned bits = 0;  // of the number of sets
+    Table* older = nullptr;
 
-  std::array<Set, std::size_t{1} << kSetBits> sets_{};
+    [[nodiscard]] Set& SetOf(std::uint32_t key) const { return sets[(key * 2654435769U) >> (32 - bits)]; }
+    [[nodiscard]] bool Put(const Key& key) const {
+      for (Entry& entry : SetOf(key.key))
+        if (entry.end.load(std::memory_order_relaxed) == 0) return entry.Write(key), true;
+      return false;
+    }
+    [[nodiscard]] bool PutAllOf(const Table& other) const {
+      for (std::size_t i = 0; i < std::size_t{1} << other.bits; ++i)
+        for (const Entry& entry : other.sets[i])
+          if (entry.end.load(std::memory_order_relaxed) != 0 && !Put(entry.Read())) return false;
+      return true;
+    }
+  };
+  // False: there is no memory, or so many keys have one place that more places are of no use.
+  bool Grow() {
+    Table* const now = now_.load(std::memory_order_relaxed);
+    for (unsigned bits = now->bits + 1; bits <= kMostBits; ++bits) {
+      Set* const sets = new (std::nothrow) Set[std::size_t{1} << bits]{};
+      Table* const grown = sets == nullptr ? nullptr : new (std::nothrow) Table{sets, bits, now};
+      if (grown != nullptr && grown->PutAllOf(*now)) return now_.store(grown, std::memory_order_release), true;
+      delete grown;
+      delete[] sets;
+      if (grown == nullptr) return false;
+    }
+    return false;
+  }
+
+  static constexpr unsigned kFirstBits = 11, kMostBits = 17;
+  std::array<Set, std::size_t{1} << kFirstBits> first_sets_{};
+  Table first_{first_sets_.data(), kFirstBits};
+  std::atomic<Table*> now_{&first_};
 };
 
 }  // namespace amem::intercept

@@ -25,6 +25,30 @@ using test::Work;
 
 class CardsTest : public test::WithCard {
  protected:
+  // As NCCL flushes what has arrived: a read of a byte of the buffer into host memory.
+  int Flush(std::uint32_t remote_key) {
+    constexpr std::uint32_t kHostKey = 1;
+    const auto lend = [&](bool lent) {
+      const std::lock_guard lock(g_card.mutex);
+      if (lent)
+        g_card.keys.insert(kHostKey);
+      else
+        g_card.keys.erase(kHostKey);
+    };
+    std::array<char, 64> host{};
+    verbs::Part part{reinterpret_cast<std::uint64_t>(host.data()), 1, kHostKey};
+    verbs::Send work{.parts = &part,
+                     .count = 1,
+                     .opcode = verbs::kReads,
+                     .flags = verbs::kSignaled,
+                     .remote_address = buffer_ + 4096,
+                     .remote_key = remote_key};
+    verbs::Send* bad = nullptr;
+    lend(true);
+    const int answer = pair_->context->send(pair_, &work, &bad);
+    lend(false);
+    return answer;
+  }
   template <class Call>
   static std::chrono::nanoseconds Took(const Call& call) {
     const auto began = std::chrono::steady_clock::now();
@@ -52,19 +76,34 @@ TEST(LiveKeysTest, a_key_is_good_for_its_own_memory_and_domain_until_it_is_remov
   EXPECT_TRUE(keys.Cover(7, &other, 0x8000, 1));
 }
 
-TEST(LiveKeysTest, keys_that_find_no_place_are_unknown_and_no_other_suffers) {
-  static LiveKeys keys;
+// As cards give them: in order, in the upper bits alone, or at random.
+TEST(LiveKeysTest, all_of_many_keys_are_known_and_none_once_it_is_removed) {
   constexpr std::uint32_t kMany = 20'000;
   const int domain = 0;
-  for (std::uint32_t key = 1; key <= kMany; ++key) keys.Add({key, &domain, key * 0x1000ULL, (key + 1) * 0x1000ULL});
-  std::uint32_t known = 0;
-  for (std::uint32_t key = 1; key <= kMany; ++key) {
-    known += keys.Cover(key, &domain, key * 0x1000ULL, 0x1000) ? 1 : 0;
-    ASSERT_FALSE(keys.Cover(key, &domain, key * 0x1000ULL, 0x1001));
+  using KeyOf = std::uint32_t (*)(std::uint32_t);
+  for (const KeyOf key_of : {+[](std::uint32_t i) { return i; }, +[](std::uint32_t i) { return i << 8 | 0x2b; },
+                             +[](std::uint32_t i) { return (i ^ i << 7) * 2246822519U; }}) {
+    const auto keys = std::make_unique<LiveKeys>();
+    for (std::uint32_t i = 1; i <= kMany; ++i) keys->Add({key_of(i), &domain, i * 0x1000ULL, (i + 1) * 0x1000ULL});
+    for (std::uint32_t i = 1; i <= kMany; ++i) {
+      ASSERT_TRUE(keys->Cover(key_of(i), &domain, i * 0x1000ULL, 0x1000)) << i;
+      ASSERT_FALSE(keys->Cover(key_of(i), &domain, i * 0x1000ULL, 0x1001)) << i;
+    }
+    for (std::uint32_t i = 1; i <= kMany; ++i) keys->Remove(key_of(i), &domain);
+    for (std::uint32_t i = 1; i <= kMany; ++i) ASSERT_FALSE(keys->Cover(key_of(i), &domain, i * 0x1000ULL, 1)) << i;
   }
-  EXPECT_GT(known, 4000U);
-  for (std::uint32_t key = 1; key <= kMany; ++key) keys.Remove(key, &domain);
-  for (std::uint32_t key = 1; key <= kMany; ++key) ASSERT_FALSE(keys.Cover(key, &domain, key * 0x1000ULL, 1));
+}
+
+// So many have one place that no table could have them all.
+TEST(LiveKeysTest, keys_that_find_no_place_are_unknown_and_no_other_suffers) {
+  static LiveKeys keys;
+  std::array<int, 10> domains{};
+  for (int& domain : domains) keys.Add({7, &domain, 0x1000, 0x2000});
+  keys.Add({8, domains.data(), 0x5000, 0x6000});
+  std::size_t known = 0;
+  for (const int& domain : domains) known += keys.Cover(7, &domain, 0x1000, 1) ? 1 : 0;
+  EXPECT_EQ(known, 4U);
+  EXPECT_TRUE(keys.Cover(8, domains.data(), 0x5000, 1));
 }
 
 // A card may give a key again, for other memory.
@@ -529,24 +568,8 @@ TEST_F(CardsTest, what_is_posted_during_a_pause_waits_and_uses_no_key_that_has_e
     ++returned;
   });
   std::thread flushes([&] {
-    std::uint32_t host_key = 1;
-    {
-      const std::lock_guard lock(g_card.mutex);
-      g_card.keys.insert(host_key);
-    }
-    std::array<char, 64> host{};
-    verbs::Part part{reinterpret_cast<std::uint64_t>(host.data()), 1, host_key};
-    verbs::Send work{.parts = &part,
-                     .count = 1,
-                     .opcode = verbs::kReads,
-                     .flags = verbs::kSignaled,
-                     .remote_address = buffer_ + 4096,
-                     .remote_key = ended_remote};
-    verbs::Send* bad = nullptr;
-    EXPECT_EQ(pair_->context->send(pair_, &work, &bad), 0);
+    EXPECT_EQ(Flush(ended_remote), 0);
     ++returned;
-    const std::lock_guard lock(g_card.mutex);
-    g_card.keys.erase(host_key);
   });
   std::thread receives([&] {
     EXPECT_EQ(PostReceive(pair_), 0);
@@ -615,6 +638,81 @@ TEST_F(CardsTest, what_the_card_refuses_is_not_under_way) {
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
   PauseLeaves();
+}
+
+// [a send of GPU memory without a completion, one with a completion], of which the card takes the first; and alone.
+TEST_F(CardsTest, silent_sends_are_under_way_also_where_the_card_refuses_what_would_end_them) {
+  MakeConnection();
+  verbs::Part part{buffer_, 64, Key()};
+  verbs::Send signaled{.id = 2, .parts = &part, .count = 1, .flags = verbs::kSignaled};
+  verbs::Send silent{.id = 1, .next = &signaled, .parts = &part, .count = 1}, *bad = nullptr;
+  const auto ends = [&] {
+    g_card.accepts = -1;
+    Resume();
+    EXPECT_EQ(Post(pair_, Key()), 0);
+    g_card.CompleteAll();
+    EXPECT_EQ(Poll(), 1);
+    g_card.deregistrations = 0;
+  };
+  g_card.accepts = 1;
+  EXPECT_EQ(pair_->context->send(pair_, &silent, &bad), ENOMEM);
+  EXPECT_EQ(bad, &signaled);
+  PauseStays();
+  ends();
+  EXPECT_EQ(Post(pair_, Key(), 0), 0);
+  g_card.accepts = 0;
+  EXPECT_EQ(Post(pair_, Key()), ENOMEM);
+  PauseStays();
+  ends();
+  PauseLeaves();
+}
+
+// As the functions of a device that cannot do so, which write nothing else.
+class RefusingCardTest : public CardsTest {
+  void SetUp() override {
+    test::g_posts = [](verbs::Pair*, verbs::Send*, verbs::Send**) { return EOPNOTSUPP; };
+    CardsTest::SetUp();
+  }
+  void TearDown() override {
+    CardsTest::TearDown();
+    test::g_posts = &test::CardSends;
+  }
+};
+
+TEST_F(RefusingCardTest, has_taken_nothing_of_what_it_refuses) {
+  MakeConnection();
+  verbs::Part part{buffer_, 64, Key()};
+  verbs::Send work{.id = 1, .parts = &part, .count = 1, .flags = verbs::kSignaled};
+  verbs::Send* bad = reinterpret_cast<verbs::Send*>(0x1234);  // NCCL leaves it as it is
+  EXPECT_EQ(pair_->context->send(pair_, &work, &bad), EOPNOTSUPP);
+  EXPECT_EQ(bad, &work);
+  PauseLeaves();
+}
+
+// A flush that waits at the gate over a resume that fails for another region, or over two that succeed.
+TEST_F(CardsTest, a_flush_that_waits_over_several_resumes_reads_with_the_key_of_today) {
+  MakeConnection();
+  verbs::Region* other = nullptr;
+  OnServiceThread([&] {
+    static_cast<void>(Connect());
+    other = Register(Buffer(kBytes), kBytes);
+  });
+  PauseLeaves();
+  const std::uint32_t ended = region_->remote_key;
+  g_card.register_fails = ENOMEM;
+  g_card.registers_before = 1;
+  EXPECT_FALSE(session().ResumeInTime().ok());
+  g_card.register_fails = 0;
+  for (int later = 0; later < 2; ++later) {
+    Resume();
+    EXPECT_EQ(Flush(ended), 0);
+    EXPECT_EQ(g_card.stale, 0U);
+    g_card.CompleteAll();
+    EXPECT_EQ(Poll(), 1);
+    PauseLeaves();
+  }
+  Resume();
+  EXPECT_EQ(dereg_mr(other), 0);
 }
 
 // A pause finds the card quiet or not; either way no send uses a key that has ended.

@@ -108,6 +108,8 @@ inline int EndPair(verbs::Pair* pair) {
   delete pair;
   return 0;
 }
+// Of all bits, as the keys of some cards are.
+inline std::uint32_t NewKey(std::uint32_t number) { return (number ^ number << 7) * 2246822519U; }
 inline void* RegisterRegion(void* domain, void* address, size_t bytes, int) {
   const std::lock_guard lock(g_card.mutex);
   if (g_card.register_fails != 0 && g_card.registers_before-- <= 0) return errno = g_card.register_fails, nullptr;
@@ -115,8 +117,8 @@ inline void* RegisterRegion(void* domain, void* address, size_t bytes, int) {
   region->domain = static_cast<verbs::Domain*>(domain);
   region->address = address;
   region->bytes = bytes;
-  region->local_key = g_card.next_key++;
-  region->remote_key = g_card.next_key++;
+  region->local_key = NewKey(g_card.next_key++);
+  region->remote_key = NewKey(g_card.next_key++);
   g_card.keys.insert({region->local_key, region->remote_key});
   ++g_card.registrations;
   return region;

@@ -24,19 +24,19 @@ void Card::Open(verbs::Context* context) {
   if (pages_ == nullptr) pages_ = std::make_unique<typename decltype(pages_)::element_type>();
   const auto* const device = context->device;
   name_ = device == nullptr ? "a card" : std::string(device->name, strnlen(device->name, sizeof device->name));
-  poll_ = context->poll;
-  send_ = context->send;
-  receive_ = context->receive;
+  real_ = verbs::Functions::Of(*context);
   uses_unseen_ = false;
   context_.store(context);
 }
 
-void Card::Close() {
-  verbs::Context* const context = context_.exchange(nullptr);
-  if (context == nullptr) return;
-  context->poll = poll_;
-  context->send = send_;
-  context->receive = receive_;
+verbs::Functions Card::GiveBack(verbs::Context& context) {
+  const verbs::Functions ours = verbs::Functions::Of(context);
+  real_.SetIn(context);
+  return ours;
+}
+
+void Card::Closed() {
+  context_.store(nullptr);
   Reopen();
   const std::lock_guard lock(mutex_);
   for (auto& [number, pair] : pairs_) {
@@ -130,7 +130,7 @@ bool Card::Enter(std::atomic<std::int64_t>& count, std::int64_t posted) {
 }
 
 int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
-  if (replacements::inert.load(std::memory_order_relaxed)) return send_(pair, work, bad);
+  if (replacements::inert.load(std::memory_order_relaxed)) return real_.send(pair, work, bad);
   CountedPair& counted = Counted(pair->number);
   SendsByEnd sends;
   for (const verbs::Send* one = work; one != nullptr; one = one->next) sends.Add(*one, IsSignaled(*one, counted));
@@ -140,7 +140,7 @@ int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
   Forever<Cards>().Refresh(pair->domain, work);
   const SilentRange silent_before = counted.silent();
   sends.NoteSilent(counted);  // before they are under way
-  const int result = send_(pair, work, bad);
+  const int result = real_.send(pair, work, bad);
   std::int64_t ended = sends.signaled > 0 ? 0 : kInside;
   if (result != 0) [[unlikely]] {
     // It may have taken silent ones, and not the signaled one after which they would have ended.
@@ -157,7 +157,7 @@ int Card::PostSend(verbs::Pair* pair, verbs::Send* work, verbs::Send** bad) {
 
 // A receive is what a peer is told of next, with the key of today.
 int Card::PostReceive(verbs::Pair* pair, verbs::Receive* work, verbs::Receive** bad) {
-  if (replacements::inert.load(std::memory_order_relaxed)) return receive_(pair, work, bad);
+  if (replacements::inert.load(std::memory_order_relaxed)) return real_.receive(pair, work, bad);
   CountedPair& counted = Counted(pair->number);
   const auto count = [](const verbs::Receive* first) {
     std::int64_t all = 0;
@@ -166,13 +166,13 @@ int Card::PostReceive(verbs::Pair* pair, verbs::Receive* work, verbs::Receive** 
   };
   if (bad != nullptr) *bad = work;
   if (!Enter(counted.receives, count(work))) return EIO;
-  const int result = receive_(pair, work, bad);
+  const int result = real_.receive(pair, work, bad);
   if (result != 0) counted.receives.fetch_sub(count(Refused(work, bad)));
   return result;
 }
 
 int Card::Poll(verbs::Queue* queue, int most, verbs::Completion* completions) {
-  const int polled = poll_(queue, most, completions);
+  const int polled = real_.poll(queue, most, completions);
   for (int i = 0; i < polled; ++i) {
     CountedPair* const counted = Find(completions[i].number);
     if (counted == nullptr) continue;

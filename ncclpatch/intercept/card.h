@@ -53,7 +53,8 @@ struct CountedPair {
 class Card final : public TrafficGate {
  public:
   void Open(verbs::Context* context);
-  void Close();  // its functions are the library's again
+  verbs::Functions GiveBack(verbs::Context& context);  // its functions are the library's again; those it had
+  void Closed();                                       // the context is gone
   [[nodiscard]] bool Is(const verbs::Context* context) const { return context != nullptr && context_.load() == context; }
   [[nodiscard]] bool in_use() const { return context_.load() != nullptr; }
   [[nodiscard]] std::string name() const { return name_; }
@@ -81,9 +82,7 @@ class Card final : public TrafficGate {
 
   std::atomic<verbs::Context*> context_{nullptr};
   std::string name_;
-  verbs::PollQueue* poll_ = nullptr;
-  verbs::PostSend* send_ = nullptr;
-  verbs::PostReceive* receive_ = nullptr;
+  verbs::Functions real_;
   CountedPair unseen_;  // of pairs that AMem did not see made
   std::atomic<bool> uses_unseen_{false};
   std::unique_ptr<std::array<std::atomic<Page*>, std::size_t{1} << (kNumberBits - kPageBits)>> pages_;

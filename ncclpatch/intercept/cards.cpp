@@ -46,14 +46,9 @@ struct OfCard {
     return g_cards[C].load(std::memory_order_acquire)->Poll(queue, most, completions);
   }
 };
-struct CardCalls {
-  verbs::PostSend* send;
-  verbs::PostReceive* receive;
-  verbs::PollQueue* poll;
-};
 template <std::size_t... C>
 constexpr auto CallsOfAll(std::index_sequence<C...>) {
-  return std::array{CardCalls{&OfCard<C>::Send, &OfCard<C>::Receive, &OfCard<C>::Poll}...};
+  return std::array{verbs::Functions{&OfCard<C>::Poll, &OfCard<C>::Send, &OfCard<C>::Receive}...};
 }
 constexpr auto kCallsOfCards = CallsOfAll(std::make_index_sequence<kMostCards>());
 
@@ -72,16 +67,23 @@ void Cards::Opened(verbs::Context* context) {
     if (card == nullptr) card = new Card;  // never destroyed: a thread may be inside
     card->Open(context);
     g_cards[i].store(card, std::memory_order_release);
-    context->send = kCallsOfCards[i].send;
-    context->receive = kCallsOfCards[i].receive;
-    context->poll = kCallsOfCards[i].poll;
+    kCallsOfCards[i].SetIn(*context);
     return;
   }
 }
 
-void Cards::Closing(verbs::Context* context) {
+// A card that is in use refuses to be closed, and is counted on.
+int Cards::Close(verbs::Context* context, const std::function<int()>& real_call) {
   const std::lock_guard lock(g_cards_mutex);
-  if (Card* const card = CardOf(context)) card->Close();
+  Card* const card = CardOf(context);
+  if (card == nullptr) return real_call();
+  const verbs::Functions ours = card->GiveBack(*context);
+  const int result = real_call();
+  if (result == 0)
+    card->Closed();
+  else
+    ours.SetIn(*context);
+  return result;
 }
 
 Card* Cards::CardOf(const verbs::Context* context) {

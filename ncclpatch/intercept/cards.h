@@ -68,8 +68,8 @@ class Cards {
 
   // What the library did, in NCCL's calls. Each does nothing for a context that is not counted.
   void Opened(verbs::Context* context);
-  void Closing(verbs::Context* context);
-  Card* CardOf(const verbs::Context* context);  // null: not counted
+  int Close(verbs::Context* context, const std::function<int()>& real_call);  // `real_call` as ibv_close_device
+  Card* CardOf(const verbs::Context* context);                                // null: not counted
 
   // Puts today's keys into requests that were made before a renewal. Takes no lock for keys that live.
   void Refresh(const verbs::Domain* domain, verbs::Send* work) {

@@ -72,8 +72,9 @@ void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std:
 using DeregisterCall = int(void*);
 DeregisterCall* RealDeregister();
 int Undo(verbs::Region* region) {
+  errno = 0;
   const int result = RealDeregister()(region);
-  return result >= 0 ? result : errno;
+  return result >= 0 ? result : errno != 0 ? errno : EIO;  // -1, or the negative error of a driver
 }
 
 // By address; the functions differ in what follows the size.
@@ -268,8 +269,7 @@ struct OpenDevice : Named<"ibv_open_device"> {
 };
 struct CloseDevice : Named<"ibv_close_device"> {
   static int Call(int (*real)(verbs::Context*), verbs::Context* context) {
-    Forever<Cards>().Closing(context);
-    return real(context);
+    return Forever<Cards>().Close(context, [&] { return real(context); });
   }
 };
 struct CreatePair : Named<"ibv_create_qp"> {

@@ -89,4 +89,17 @@ struct Context {
   PostReceive* receive;
 };
 
+struct Functions {  // of a context, those that AMem replaces
+  PollQueue* poll = nullptr;
+  PostSend* send = nullptr;
+  PostReceive* receive = nullptr;
+
+  static Functions Of(const Context& context) { return {context.poll, context.send, context.receive}; }
+  void SetIn(Context& context) const {
+    context.poll = poll;
+    context.send = send;
+    context.receive = receive;
+  }
+};
+
 }  // namespace amem::intercept::verbs

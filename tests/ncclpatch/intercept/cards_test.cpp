@@ -854,6 +854,40 @@ TEST_F(CardsTest, what_the_card_does_not_deregister_stays_this_time) {
   PauseLeaves();
 }
 
+// As drivers answer that return the kernel's error, or only that there is one.
+TEST_F(CardsTest, every_answer_but_zero_says_that_the_card_holds_the_memory) {
+  MakeConnection();
+  for (const int answer : {-EBUSY, -1}) {
+    g_card.deregister_fails = answer;
+    g_card.on_deregistering = [] { errno = 0; };
+    PauseStays();
+    Resume();
+  }
+  g_card.on_deregistering = {};
+}
+
+// Its memory is registered, and its thread waits.
+TEST_F(CardsTest, a_card_that_refuses_to_be_closed_is_counted_on) {
+  MakeConnection();
+  const auto close = Verbs(
+      "ibv_close_device", +[](verbs::Context*) { return EBUSY; });
+  const auto send = context_->send;
+  PauseLeaves();
+  std::atomic<int> result = -1;
+  std::thread sends([&] { result = Post(pair_, Key()); });
+  EXPECT_EQ(close(context_), EBUSY);
+  EXPECT_EQ(context_->send, send);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(result, -1);
+  Resume();
+  sends.join();
+  EXPECT_EQ(result, 0);
+  EXPECT_EQ(g_card.stale, 0U);
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 1);
+  static_cast<void>(Verbs("ibv_close_device", &test::CloseCard));
+}
+
 TEST_F(CardsTest, a_resume_whose_registration_fails_leaves_all_paused_and_can_be_repeated) {
   MakeConnection();
   const auto write = PLAIN(cuMemsetD8);

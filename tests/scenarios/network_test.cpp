@@ -350,6 +350,7 @@ TEST_P(Death, leaves_the_others_with_their_memory_and_their_card) {
   job_.environment["AMEM_NETWORK"] = "renew";
   job_.environment["AMEM_TIMEOUT_MS"] = "5000";
   job_.environment["STAND_IN_RANKS_PER_HOST"] = "2";
+  job_.environment["AMEM_LAYOUT"] = "direct";  // so that what is registered is the last that is unmapped
   const std::string planned = "1:" + how;
   Commands commands = kBegin + Commands{"barrier"};
   commands = in_resume ? commands + Commands{"pause idle", "barrier", planned, "resume"}
@@ -366,9 +367,27 @@ TEST_P(Death, leaves_the_others_with_their_memory_and_their_card) {
 
 INSTANTIATE_TEST_SUITE_P(At, Death,
                          ::testing::Values("pause faults=kill-deregister=1", "pause faults=kill-deregister=2",
-                                           "pause at=Unmap,1,KILL", "pause at=Release,1,KILL", "resume at=Create,1,KILL",
+                                           "pause at=Unmap,13,KILL", "pause at=Release,13,KILL", "resume at=Create,1,KILL",
                                            "resume at=SetAccess,1,KILL", "resume faults=kill-register=1",
                                            "resume faults=kill-register=2"));
+
+// By the 13th unmap without slabs, as in Death, and by the 8th of few buffers, as in the table of failures, the card has let
+// go.
+TEST_P(RenewalOfOne, the_driver_does_not_take_back_what_the_card_has_let_go_of) {
+  job_.environment["AMEM_LAYOUT"] = "direct";
+  job_.environment["STAND_IN_RANKS_PER_HOST"] = "2";
+  for (const bool few : {false, true}) {
+    if (few) job_.environment["STAND_IN_BUFFERS"] = "3";
+    const auto ranks = job_.Run(4, kBegin +
+                                       Commands{"barrier", few ? "1:at=Unmap,8,fail=1" : "1:at=Unmap,13,fail=1", "pause idle",
+                                                "card=deregistrations", "card=regions", "barrier", "resume", "reduce"} +
+                                       kRenewal + kEnd);
+    ExpectWell(ranks, 3);
+    EXPECT_NE(ranks[1].Said("pause idle"), "0") << All(ranks);
+    EXPECT_GT(Number(ranks[1], "card", 1), 0U) << All(ranks);
+    EXPECT_EQ(Number(ranks[1], "card", 2), Number(ranks[1], "card", 1)) << "all are registered again\n" << All(ranks);
+  }
+}
 
 // What a request that failed has done is not known, until its communicator is gone.
 TEST_P(RenewalOfOne, a_card_whose_link_is_down_keeps_its_memory_and_a_new_communicator_is_renewed_again) {

@@ -54,8 +54,10 @@ Status Wants::Pause(PoolId scope, std::optional<WantId> want, Deadline until, co
   const Taken taken(*this, scope, until);
   if (!taken) return OfAnotherThread(memory.name);
   taken.ForgetIfResident(memory);
+  std::set<WantId> named;  // made before, because what is paused has to be named also if there is no memory for it afterwards
+  if (want) named.insert(*want);
   const Status status = memory.cycle();
-  if (status.ok() && want && !memory.is_resident()) taken.With([&](auto& wants) { wants.insert(*want); });
+  if (status.ok() && !memory.is_resident()) taken.With([&](auto& wants) { wants.merge(named); });
   return status;
 }
 

@@ -358,10 +358,11 @@ class RolloutOffload:
         self.adopt()
         self._check_discarded()
         _pools.empty_cache()
+        with_nccl = nccl and self._nccl and frameworks.nccl_is_under_amem()  # before, because asking may fail
         self._paused = True
         try:
             freed = self._tags.pause()
-            if nccl and self._nccl and frameworks.nccl_is_under_amem():
+            if with_nccl:
                 freed = _tags.together(freed, self._tags.pause_nccl())
             self.freed = freed
             return freed

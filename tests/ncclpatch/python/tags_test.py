@@ -254,6 +254,15 @@ class Blocks(OnTheFake):
                 with offload.rollout():
                     self.assertEqual(self.library.states["nccl"], "paused")
 
+    def test_a_rollout_that_cannot_ask_about_nccl_leaves_nothing_paused(self):
+        offload, asks = amem.rl.RolloutOffload([], None), mock.Mock(side_effect=amem.AmemError(3, "no memory left"))
+        offload._tags.names["parameters"], offload._tags.in_use = "a", {"parameters"}
+        with mock.patch.object(offload, "adopt", dict), mock.patch.object(offload, "_discarded", list), mock.patch("amem.frameworks.nccl_is_under_amem", asks):
+            with self.assertRaisesRegex(amem.AmemError, "no memory left"), offload.rollout():
+                self.fail("entered")
+        self.assertEqual(self.states(), ["resident"] * 3)
+        self.assertFalse(offload.in_rollout())
+
     def test_an_adapter_resumes_what_an_interrupt_left_paused(self):
         self.library.nccl_libraries = [{"under_amem": True}]
         with self.assertRaises(AssertionError):  # it is for the framework's next phase to resume it

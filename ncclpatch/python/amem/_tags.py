@@ -339,8 +339,8 @@ class _Block(Want):
     def enter(self, **how: Any) -> Freed:
         try:
             freed = self.pause(*self._tags, **how)
-        except _calls.AmemError:  # it names none of them
-            self._tags = ()
+        except _calls.AmemError:
+            self._let_go()  # what was paused before is not undone where another rank has failed
             raise
         self._entered = True
         return freed
@@ -353,7 +353,7 @@ class _Block(Want):
         try:
             self.resume(*tags, **how)
         except _calls.AmemError as error:
-            self._tags = ()
+            self._let_go()  # the ranks may not have agreed to begin, so that the library does not know of the end
             if self._entered:
                 raise
             _log.warning("resume of %s after an interrupt: %s", ", ".join(tags), error)
@@ -362,8 +362,14 @@ class _Block(Want):
     def _stay_paused(self, tags: Sequence[str]) -> None:
         if _requests.holds_resumes():  # else end() is called once more
             super()._stay_paused(tags)
-            _calls.check(_calls.lib.amem_want_resume(self._number, *_array(tags), LET_GO, 0))
-            self._tags = ()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The want includes none of the tags any more, and what is paused of them stays so. That fails only where nothing can be resumed
+        either, as in a forked child, and the caller has an error of its own."""
+        if self._given is not None:
+            _calls.lib.amem_want_resume(self._given, *_array(self._tags), LET_GO, 0)
+        self._tags = ()
 
     def __del__(self) -> None:
         if self._tags and not sys.is_finalizing():

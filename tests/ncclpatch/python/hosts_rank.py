@@ -88,8 +88,9 @@ def state():
     return [row["state"], intact]
 
 
-def with_paused(timeout):
+def with_paused(timeout, stays=0):
     with amem.paused(process_group=group, timeout=timeout):
+        time.sleep(stays)
         return state()[0]
 
 

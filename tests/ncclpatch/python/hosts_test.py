@@ -214,6 +214,14 @@ class Agreement(Job):
         self.assertEqual(self.all_do("pause", TIMEOUT), ["ok", "ok"])
         self.all_are("paused")
 
+    def test_who_leaves_its_block_when_the_others_have_given_up_resumes_with_them_in_a_second_try(self):
+        self.all[1].ask("with_paused", TIMEOUT, 2)
+        self.assertIn("rank 1 on host-b did not come", self.all[0].do("with_paused", 0.5))
+        self.assertIn("had given up already", self.all[1].answer())
+        self.all_are("paused")
+        self.assertEqual(self.all_do("resume", TIMEOUT), ["ok", "ok"])
+        self.all_are("resident")
+
     def test_who_is_late_twice_in_a_row_meets_the_others_all_the_same(self):
         self.all[0].do("pause", 1)
         self.assertIn("had given up already", self.all[1].do("pause", TIMEOUT))

@@ -1034,6 +1034,49 @@ assert state() == "resident" and nth > 100, nth
 print(nth)
 """, STEP="1")
 
+    GROUP = """
+import sys
+sys.path.insert(0, os.environ["HERE"])
+import store_for_tests
+class Mortal(store_for_tests.Local):
+    gone = False
+    def _call(self, *arguments):
+        if self.gone:
+            raise ConnectionError("the store is gone")
+        return super()._call(*arguments)
+store = Mortal(store_for_tests.Values())
+def fails(block, *parts):
+    try:
+        with block:
+            store.gone = parts[0].startswith("the store")
+        raise SystemExit("must raise")
+    except amem.AmemError as error:
+        assert all(part in str(error) for part in parts), error
+    store.gone = False
+"""
+
+    def check_group(self, script):
+        self.check_wants(self.GROUP + script, HERE=os.path.dirname(os.path.abspath(__file__)))
+
+    def test_a_block_whose_store_dies_leaves_its_tags_to_anybodys_resume(self):
+        self.check_group("""
+for how in ({}, {"process_group": True}):
+    group = amem.StoreGroup(store, 0, 1)
+    fails(amem.paused("weights", process_group=group), "the store of the process group does not answer", "nothing was changed on this rank")
+    assert state() == "paused"
+    amem.resume("weights", **{key: group for key in how})
+    assert state() == "resident" and contents(pointer) == b"\x07" * SIZE
+""")
+
+    def test_a_block_whose_pause_another_rank_fails_wants_nothing_of_what_was_paused_before(self):
+        self.check_group("""
+group = amem.StoreGroup(store, 0, 2)
+with amem.paused("weights"):
+    fails(amem.paused("weights", process_group=group, timeout=0.1), "rank 1 did not come")
+    assert state() == "paused"
+assert state() == "resident"
+""")
+
     def test_measuring_what_was_freed_fails_no_pause(self):
         self.check_wants("""
 real, asked = amem._tags.memory, []

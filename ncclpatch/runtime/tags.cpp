@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "journal/base/no_memory.h"
 #include "ncclpatch/amem.h"
 #include "ncclpatch/hook/replacements.h"
 #include "ncclpatch/runtime/border.h"
@@ -198,9 +199,15 @@ Status Cycle(std::span<const char* const> names, const Request& request) {
 Status LetGo(std::span<const char* const> names, WantId want) {
   Session* const session = Runtime::Get().started();
   if (session == nullptr) return {};
-  AMEM_ASSIGN(const auto tags, Resolve(*session, names));
-  for (const Named& tag : tags) Wants::Get().LetGo(tag.pool, want);
-  return {};
+  AMEM_TRY(Runtime::Get().ForPools().status());  // which a forked child has not
+  Status wrong;
+  for (const char* name : names) {
+    if (const auto tag = Resolve(*session, name); tag.ok())
+      Wants::Get().LetGo(tag->pool, want);
+    else if (wrong.ok())
+      wrong = tag.status();
+  }
+  return wrong;
 }
 
 Status Wait(const char* name, std::optional<void*> stream) {
@@ -389,7 +396,11 @@ int AwaitIdle() {
 int ResumeFor(WantId want, const char* const* names, size_t count, unsigned flags, int priority) {
   return AtTagBorder("amem_resume", [&] {
     const HowToResume how{.wait = (flags & AMEM_NO_WAIT) == 0, .priority = priority, .patient = (flags & AMEM_IN_TIME) == 0};
-    return CycleTags(names, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME, {.want = want, .how = how});
+    const Status status =
+        OrNoMemory([&] { return CycleTags(names, count, flags, AMEM_NO_WAIT | AMEM_IN_TIME, {.want = want, .how = how}); });
+    // Whoever ends a want does not come again with it, so it ends for the tags that were not reached, too.
+    if (!status.ok() && names != nullptr) static_cast<void>(tags::LetGo({names, count}, want));
+    return status;
   });
 }
 

@@ -29,7 +29,8 @@ struct Request {
 // nothing was done.
 Status Cycle(std::span<const char* const> names, const Request& request);
 
-// The want names these tags no more, and their memory stays as it is (Wants).
+// The want names these tags no more, and their memory stays as it is (Wants). kNotFound, kInvalid: a name is wrong; the want
+// has ended for the others. kRefused: in a forked child.
 Status LetGo(std::span<const char* const> names, WantId want);
 
 // kOutOfMemory: a device has too little free memory for a resume of all these tags; nothing is done in any case.

@@ -187,6 +187,19 @@ void Wants() {
   FailNext("Create", 1, 2);
   EXPECT(ResumeFor(first, {"a"}) == 1 && Shows("\"state\":\"paused\""));
   EXPECT(Resume({"a"}) == 0 && Holds(a));
+  // Also of tags that it did not reach, and if the call is wrong: who ends a want does not come again with it.
+  EXPECT(amem_pool("c", AMEM_PRESERVE) == 0);
+  const Block c = Take("c", 4 * kMiB, 3);
+  EXPECT(PauseFor(first, {"a", "b", "c"}) == 0);
+  FailNext("Create", 2, 2);
+  EXPECT(ResumeFor(first, {"a", "b", "c"}) == 1 && Says("tag a was paused again"));
+  EXPECT(Resume({"c"}) == 0 && Holds(c) && Resume({"a", "b", "c"}) == 0 && Holds(a) && Holds(b));
+  EXPECT(PauseFor(first, {"a"}) == 0 && ResumeFor(first, {"unheard of", "a"}) == 4 && Shows("\"state\":\"paused\""));
+  EXPECT(Resume({"a"}) == 0 && Holds(a));
+  EXPECT(PauseFor(first, {"a"}) == 0 && ResumeFor(first, {"a"}, AMEM_ON_STREAM) == 4 && Shows("\"state\":\"paused\""));
+  EXPECT(Resume({"a"}) == 0 && Holds(a));
+  EXPECT(PauseFor(first, {"a"}) == 0 && ResumeFor(first, {"unheard of", "a"}, AMEM_LET_GO) == 4);
+  EXPECT(Resume({"a"}) == 0 && Holds(a));
   // Letting go resumes nothing.
   EXPECT(PauseFor(first, {"a"}) == 0 && ResumeFor(first, {"a"}, AMEM_LET_GO) == 0 && Shows("\"state\":\"paused\""));
   EXPECT(PauseFor(second, {"a"}) == 0 && ResumeFor(second, {"a"}) == 0 && Holds(a));
@@ -194,7 +207,7 @@ void Wants() {
   FailNext("Unmap", 1, 999);
   EXPECT(Pause({"a"}, AMEM_NO_WAIT) == 0 && amem_wait("a", 0, nullptr) != 0 && Holds(a));
   EXPECT(PauseFor(first, {"a"}) == 0 && ResumeFor(first, {"a"}) == 0 && Holds(a));
-  Give(a), Give(b);
+  Give(a), Give(b), Give(c);
 }
 
 // Each thread finds the memory away for as long as it wants that, whatever the others do.
@@ -393,7 +406,9 @@ void Forked() {
   if (child == 0) {
     amem_free(block.at, 0, 0, nullptr);
     std::vector<const char*> tags{"weights"};
-    _exit(amem_pause(tags.data(), 1, 0, nullptr) == 5 && amem_alloc(kMiB, 0, nullptr) == nullptr ? 0 : 1);
+    if (amem_pause(tags.data(), 1, 0, nullptr) != 5 || amem_alloc(kMiB, 0, nullptr) != nullptr) _exit(1);
+    // The ledger is the parent's, of which a thread may have been at it.
+    _exit(amem_want_resume(1, tags.data(), 1, AMEM_LET_GO, 0) == 5 && amem_want_resume(1, tags.data(), 1, 0, 0) == 5 ? 0 : 1);
   }
   int status = 0;
   EXPECT(waitpid(child, &status, 0) == child && status == 0);

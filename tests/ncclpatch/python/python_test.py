@@ -1077,6 +1077,23 @@ with amem.paused("weights"):
 assert state() == "resident"
 """)
 
+    def test_a_block_whose_resume_fails_at_one_tag_leaves_all_to_anybodys_resume(self):
+        self.check_wants("""
+take("b"), take("c")
+cuda.stand_in_cuda_fail_next.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_int]
+for resumes in (("weights", "b", "c"), ), (("c", ), ("b", ), ("weights", )):
+    try:
+        with amem.paused("weights", "b", "c"):
+            assert cuda.stand_in_cuda_fail_next(b"Create", 2, 2) == 0
+        raise SystemExit("must raise")
+    except amem.AmemError as error:
+        assert error.code == 1 and "tag weights was paused again" in str(error), error
+    assert {row(tag)["state"] for tag in ("weights", "b", "c")} == {"paused"}
+    for tags in resumes:
+        amem.resume(*tags)
+    assert {row(tag)["state"] for tag in ("weights", "b", "c")} == {"resident"}
+""")
+
     def test_measuring_what_was_freed_fails_no_pause(self):
         self.check_wants("""
 real, asked = amem._tags.memory, []

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "journal/base/no_memory.h"
@@ -139,20 +140,24 @@ Request Opposite(const Request& request) {
   return back;
 }
 
+// The words for it may find no memory. All is undone nevertheless.
 Status Undone(Session& session, std::span<const Named> done, const Request& request, const Status& why) {
   const Request back = Opposite(request);
-  std::string message = why.message();
+  std::string words;
   for (auto tag = done.rbegin(); tag != done.rend(); ++tag) {
     if (!tag->changed) {
       if (request.want && request.pause() != nullptr) Wants::Get().LetGo(tag->pool, *request.want);
       continue;
     }
-    const Status undone = CycleOf(session, *tag, back, true);
-    message += fmt::format("; tag {} {} {} again", tag->name, request.waits() || !tag->pool ? "was" : "is being",
+    const Status undone = OrNoMemory([&] { return CycleOf(session, *tag, back, true); });
+    static_cast<void>(OrNoMemory([&] {
+      words += fmt::format("; tag {} {} {} again", tag->name, request.waits() || !tag->pool ? "was" : "is being",
                            back.pause() != nullptr ? "paused" : "resumed");
-    if (!undone.ok()) message += ", which failed as well: " + undone.message();
+      if (!undone.ok()) words += ", which failed as well: " + undone.message();
+      return Status{};
+    }));
   }
-  return {why.code(), message, why.driver_result()};
+  return {why.code(), why.message() + words, why.driver_result()};
 }
 
 Result<std::vector<Named>> Resolve(Session& session, std::span<const char* const> names) {
@@ -183,6 +188,7 @@ Status Cycle(std::span<const char* const> names, const Request& request) {
   AMEM_ASSIGN(auto tags, Resolve(*session, names));
   if (std::ranges::any_of(names, is_nccl)) AMEM_TRY(Runtime::Get().ToPause().status());  // before anything is changed
   std::vector<Named> done;
+  done.reserve(tags.size());  // before anything is changed, too
   for (Named& tag : tags) {
     tag.kept = session->Inspect([&](const State& state) {
       const auto* const pool = FindIn(state.pools, tag.pool);
@@ -190,8 +196,9 @@ Status Cycle(std::span<const char* const> names, const Request& request) {
     });
     tag.changed = Changes(*session, tag, request.kind());
     const bool named = request.want && Wants::Get().IsNamedBy(tag.pool, *request.want);
-    if (const Status status = CycleOf(*session, tag, request); !status.ok()) return Undone(*session, done, request, status);
-    if (tag.changed || !named) done.push_back(tag);
+    const Status status = OrNoMemory([&] { return CycleOf(*session, tag, request); });
+    if (!status.ok()) return Undone(*session, done, request, status);
+    if (tag.changed || !named) done.push_back(std::move(tag));
   }
   return {};
 }

@@ -12,12 +12,32 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <new>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ncclpatch/amem.h"
 #include "tests/stand_ins/cuda/control.h"
+
+// So many copies of a tag's name of this thread's until there is no memory for one; negative: there is always memory.
+static constinit thread_local int t_names_spared = -1;
+static constexpr std::size_t kLongName = 900;  // in the copies' size nothing else is allocated
+
+// Not inlined, so that the compiler finds each `new` and `delete` of one kind.
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  const bool is_name = bytes > kLongName && bytes < kLongName + 100;
+  return is_name && t_names_spared-- == 0 ? nullptr : std::malloc(bytes);
+}
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  void* const memory = operator new(bytes, std::nothrow);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
 
 namespace {
 
@@ -208,6 +228,31 @@ void Wants() {
   EXPECT(Pause({"a"}, AMEM_NO_WAIT) == 0 && amem_wait("a", 0, nullptr) != 0 && Holds(a));
   EXPECT(PauseFor(first, {"a"}) == 0 && ResumeFor(first, {"a"}) == 0 && Holds(a));
   Give(a), Give(b), Give(c);
+}
+
+// A call that fails because there is no memory for the name of a tag, also between two tags, leaves no want: else nobody could
+// resume what is paused.
+void WithoutMemory() {
+  const std::string long_a(kLongName, 'a'), long_b(kLongName, 'b');
+  const char* const tags[] = {long_a.c_str(), long_b.c_str()};
+  EXPECT(amem_pool(tags[0], AMEM_PRESERVE) == 0 && amem_pool(tags[1], AMEM_PRESERVE) == 0);
+  const Block a = Take(tags[0], 4 * kMiB, 1), b = Take(tags[1], 4 * kMiB, 2);
+  const std::uint64_t all = InUse();
+  const amem_want_id want = amem_want();
+  for (const bool pauses : {true, false}) {
+    int failures = 0;
+    for (bool lacked = true; lacked; ++failures) {
+      EXPECT(pauses || amem_want_pause(want, tags, 2, 0, nullptr) == 0);
+      t_names_spared = failures;
+      const bool failed = (pauses ? amem_want_pause(want, tags, 2, 0, nullptr) : amem_want_resume(want, tags, 2, 0, 0)) != 0;
+      lacked = std::exchange(t_names_spared, -1) < 0;
+      EXPECT((lacked || !failed) && InUse() == (failed == pauses ? all : 0));
+      EXPECT(failed || !pauses || amem_want_resume(want, tags, 2, 0, 0) == 0);
+      EXPECT(amem_resume(tags, 2, 0, 0) == 0 && Holds(a) && Holds(b));
+    }
+    EXPECT(failures > 4);
+  }
+  Give(a), Give(b);
 }
 
 // Each thread finds the memory away for as long as it wants that, whatever the others do.
@@ -452,6 +497,7 @@ int main(int argc, char** argv) {
                                                          {"nothing", Nothing},
                                                          {"wants", Wants},
                                                          {"wants-of-threads", WantsOfThreads},
+                                                         {"without-memory", WithoutMemory},
                                                          {"wrong-use", WrongUse},
                                                          {"out-of-memory", OutOfMemory},
                                                          {"without-waiting", WithoutWaiting},

@@ -43,6 +43,7 @@ TEST_F(PoolsOfAProgram, many_ranks_share_the_memory_of_their_host) { IsFine("cro
 TEST_F(PoolsOfAProgram, a_higher_priority_comes_first) { IsFine("priorities"); }
 TEST_F(PoolsOfAProgram, the_innermost_of_nested_pools_is_allocated_from) { IsFine("nested"); }
 TEST_F(PoolsOfAProgram, memory_is_paused_while_any_want_names_it) { IsFine("wants"); }
+TEST_F(PoolsOfAProgram, no_want_is_left_by_a_call_that_fails_for_lack_of_memory) { IsFine("without-memory"); }
 TEST_F(PoolsOfAProgram, memory_does_not_come_back_while_another_thread_wants_it_away) { IsFine("wants-of-threads"); }
 TEST_F(PoolsOfAProgram, switched_off_or_without_a_gpu_every_call_does_nothing_and_one_line_says_so) {
   const std::map<std::string, Environment> ways{{"AMEM_ENABLE=0: AMem is switched off", {{"AMEM_ENABLE", "0"}}},

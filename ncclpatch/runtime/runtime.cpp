@@ -17,6 +17,7 @@
 
 #include "journal/base/clock.h"
 #include "journal/base/file.h"
+#include "journal/base/no_memory.h"
 #include "journal/base/process_sight.h"
 #include "ncclpatch/hook/own_names.h"
 #include "ncclpatch/hook/redirects.h"
@@ -345,7 +346,9 @@ Status Runtime::Cycle(Session& session, CycleKind kind, bool patient, IdleNow id
                                                              : session.Pause();
   };
   const Status status = kind == CycleKind::kPause ? pause() : patient ? session.Resume() : session.ResumeInTime();
-  if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr) above_.after_pause(session);
+  // The pause has succeeded, and its caller is to be told so, also where there is no memory for what follows.
+  if (status && kind == CycleKind::kPause && !was_paused && above_.after_pause != nullptr)
+    static_cast<void>(OrNoMemory([&] { return above_.after_pause(session), Status{}; }));
   return status ? status : Failed(session, status);
 }
 

@@ -35,9 +35,7 @@ PoolHoldings HoldingsOf(const State& state, PoolId scope) {
   return nccl;
 }
 
-}  // namespace
-
-void WarnOfRemainder(Session& session, PoolId scope, const std::string& tag) {
+void SayRemainder(Session& session, PoolId scope, const std::string& tag) {
   constexpr Bytes kPart = 10;  // what is no library's is worth a line if it is more than a tenth
   const PoolHoldings now = session.Inspect([&](const State& state) { return HoldingsOf(state, scope); });
   std::map<std::string, Bytes> left;
@@ -63,6 +61,13 @@ void WarnOfRemainder(Session& session, PoolId scope, const std::string& tag) {
     reasons += fmt::format("{}{} {}", reasons.empty() ? "" : ", ", FormatBytes(bytes), reason);
   log::Warn(
       fmt::format("a pause of tag {} leaves {} of {} where it is: {}", tag, FormatBytes(sum), FormatBytes(now.own), reasons));
+}
+
+}  // namespace
+
+// The pause has succeeded, and its caller is to be told so, also where there is no memory for the words.
+void WarnOfRemainder(Session& session, PoolId scope, const std::string& tag) {
+  static_cast<void>(OrNoMemory([&] { return SayRemainder(session, scope, tag), Status{}; }));
 }
 
 namespace tags {

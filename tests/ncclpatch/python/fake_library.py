@@ -127,16 +127,14 @@ class Library:
         names = [tags[i].decode() for i in range(count)]
         if flags == 16:
             self.calls.append(("let go", tuple(names)))
-            for tag in names:
-                self._wanted_by(tag).discard(want)
+            self._let_go(names, want)
             return 0
         if names == ["nccl"] and not flags:
             return self._cycle_of_nccl("ncclResume", want)
         self.calls.append(("resume", tuple(names), flags, priority))
+        self._let_go(names, want)  # also of those that a failure does not reach
         for tag in names:
             code = self._result("amem_resume", tag, *(self._unknown(tag) or ()))
-            if tag in self.states:
-                self._wanted_by(tag).discard(want)
             if not code and self._wanted_by(tag):
                 code = self._result("", tag, *((5, "tag %s stays paused" % tag) if want == 0 else ()))
                 if not code:
@@ -149,6 +147,10 @@ class Library:
                 else:
                     self._bring_back(tag)
         return 0
+
+    def _let_go(self, names, want):
+        for tag in self.states.keys() & set(names):
+            self._wanted_by(tag).discard(want)
 
     def _bring_back(self, tag):
         self.states[tag] = RESIDENT

@@ -5,6 +5,7 @@ not choose AMem."""
 import functools
 import logging
 import os
+import signal
 import sys
 import warnings
 
@@ -32,6 +33,8 @@ def attach():
 def _become(name):
     """The programs that lie in the package are commands on PATH as well, which start without importing it."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "amem", name)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores for itself, and the program would, too
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execv(program, [name, *sys.argv[1:]])
     except OSError as error:

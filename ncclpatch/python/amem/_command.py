@@ -39,6 +39,13 @@ HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
 
+def restore_signals():
+    """Of what Python ignores for itself. A program that takes the place of this process would go on ignoring them: `yes | head` would never end."""
+    for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+
+
 def fail(text, code=MISSING):
     print("amem: " + text, file=sys.stderr)
     return code
@@ -144,10 +151,11 @@ def run(arguments):
         return fail(str(error), error.code)
     replay_program = _why.find(_library.find()) if options.guard else None
     if options.guard and not replay_program:
-        return fail("run --guard: amem-replay was not found, which brings a frozen job back; nothing was started. Set AMEM_REPLAY to its path")
+        return fail("run --guard: nothing was started, because nothing could bring a frozen job back: %s" % _why.not_found())
     command = options.command
     try:
         if not options.guard:
+            restore_signals()
             os.execvpe(command[0], command, environment)
         guard = _guard.Guard(command, environment, replay_program, options.park_on)
     except OSError as error:
@@ -288,6 +296,7 @@ def become(program, arguments):
     """Replaces this process by a program that must not be under AMem, and that calls itself amem. Returns only where that fails."""
     if sys.stdout is not None:  # closed, as in `amem ls >&-`
         sys.stdout.flush()
+    restore_signals()
     try:
         os.execve(program, ["amem", *arguments], _why.environment())
     except OSError as error:
@@ -297,7 +306,7 @@ def become(program, arguments):
 def replay(arguments):
     program = _why.find(_library.find())
     if not program:
-        return fail("%s: amem-replay was not found; set AMEM_REPLAY to its path" % (arguments or ["help"])[0])
+        return fail("%s: %s" % ((arguments or ["help"])[0], _why.not_found()))
     return become(program, arguments)
 
 

@@ -28,7 +28,7 @@ def pack(directory, path):
     """Packs the sessions under `directory` into the file `path`, which appears when it is complete. Returns None, or why not."""
     replay, part = _why.find(_library.find()), path + ".part"
     if not replay:
-        return "amem-replay was not found; set AMEM_REPLAY to its path"
+        return _why.not_found()
     try:
         done = subprocess.run([replay, "pack", directory, "--force", "-o", part], env=_why.environment(), stdin=subprocess.DEVNULL,
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=PACK_SECONDS, check=False)

@@ -17,13 +17,20 @@ COMMAND = "amem-replay why "  # the end of the library's message of a pause or r
 
 def find(library):
     """amem-replay: AMEM_REPLAY, else where it is built or installed (beside the library, or ../bin; of the package, or of its tree),
-    else in PATH, else None. Never what merely lies in the current directory."""
+    else in PATH, else None. Never what merely lies in the current directory. What AMEM_REPLAY names must be there; nothing else is taken for it."""
     chosen = os.environ.get("AMEM_REPLAY")
     if chosen:
-        return os.path.join(_BEGAN_IN, chosen) if os.sep in chosen else shutil.which(chosen, path=environment().get("PATH", ""))
+        place = os.path.join(_BEGAN_IN, chosen) if os.sep in chosen else shutil.which(chosen, path=environment().get("PATH", ""))
+        return place if place and os.path.isfile(place) and os.access(place, os.X_OK) else None
     folder = os.path.dirname(library) and os.path.dirname(os.path.abspath(library))  # without one only the loader knows where it is
     found = _library.beside("amem-replay", *([folder, folder + "/../bin"] if folder else []), "../../../../bin", "../../../build/bin", mode=os.X_OK)
     return found or shutil.which("amem-replay", path=environment().get("PATH", ""))
+
+
+def not_found():
+    """What find() means by None, and what to do."""
+    chosen = os.environ.get("AMEM_REPLAY")
+    return "AMEM_REPLAY is %s, which is no program; correct or unset it" % chosen if chosen else "amem-replay was not found; set AMEM_REPLAY to its path"
 
 
 def environment():

@@ -55,7 +55,7 @@ def tool():
     found = _why.find(_library.find())
     if found:
         return found
-    raise JournalError("there is no amem-replay beside libamem_nccl.so or in PATH; set AMEM_REPLAY to its path")
+    raise JournalError(_why.not_found())
 
 
 def open(*places):  # pylint: disable=redefined-builtin

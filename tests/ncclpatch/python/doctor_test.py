@@ -3,6 +3,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -256,6 +257,34 @@ class Command(unittest.TestCase):
             code, out, err = self.amem("doctor", AMEM_LIBRARY=library)
             self.assertEqual(code, 3, err)
             self.assertIn("problem", out)
+    def test_a_program_that_is_started_ignores_no_signal_that_only_python_ignores(self):
+        """SIGPIPE ends `yes | head`, and SIGXFSZ a program that writes more than it may."""
+        wanted = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkdir(folder + "/amem")
+            tool = folder + "/amem/amem-replay"
+            with open(tool, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\nexec grep SigIgn /proc/self/status\n")
+            os.chmod(tool, 0o755)
+            shutil.copy(_autoload.__file__, folder)
+            for arguments in (["run", "--", tool], ["run", "--guard", "--", tool], ["ls"], ["why", "/nowhere"]):
+                self.assertEqual(self.amem(*arguments, AMEM_ENABLE="0", AMEM_REPLAY=tool), (0, wanted, self.without_amem(arguments)), arguments)
+            done = subprocess.run([sys.executable, "-B", "-c", "import amem_plugins; amem_plugins.replay()"], cwd=folder, capture_output=True, text=True, check=False,
+                                  env={**os.environ, "PYTHONPATH": folder})
+            self.assertEqual((done.returncode, done.stdout), (0, wanted), done.stderr)
+
+    @staticmethod
+    def without_amem(arguments):
+        return "amem: AMEM_ENABLE=0, so the command is started without AMem\n" * (arguments[0] == "run")
+
+    def test_a_guard_that_could_not_thaw_starts_nothing(self):
+        with tempfile.NamedTemporaryFile() as text:
+            for wrong in ("/nowhere/amem-replay", os.path.dirname(text.name), text.name, "no-such-program"):
+                option = ["--park-on", "TERM"] if wrong == text.name else ["--guard"]
+                code, out, err = self.amem("run", *option, "--", "echo", "started", AMEM_ENABLE="0", AMEM_REPLAY=wrong)
+                self.assertEqual((code, out), (2, ""), err)
+                self.assertIn("nothing was started, because nothing could bring a frozen job back: AMEM_REPLAY is %s, which is no program" % wrong, err)
+
             code, out, err = self.amem("run", "echo", "started", AMEM_LIBRARY=library)
             self.assertEqual((code, out), (2, ""), err)
             self.assertIn("nothing was started", err)

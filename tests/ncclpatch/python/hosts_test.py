@@ -484,7 +484,7 @@ class Gather(Job):
         self.all[2].do("no_replay")
         result = self.all_do("gather", self.folder + "/packs", 5)[0]
         self.assertEqual(list(result["missing"]), ["rank 2 on host-b"])
-        self.assertIn("No such file", result["missing"]["rank 2 on host-b"])
+        self.assertIn("which is no program", result["missing"]["rank 2 on host-b"])
 
 
 class GatherInChunks(unittest.TestCase):

@@ -1253,8 +1253,11 @@ assert found(":" + honest + ":.", "amem-replay") == honest + "/amem-replay"
 assert amem.journal.tool() == honest + "/amem-replay"
 assert amem._why.first_line("nobody; amem-replay why /j", "libamem_nccl.so") == told
 assert amem.journal._run([amem.journal.tool()]).communicate()[0].decode().strip() == told
-found("", "./bin/amem-replay")
-assert amem._why.find("libamem_nccl.so") == os.path.join(os.environ["BEGAN_IN"], "./bin/amem-replay")
+assert found("", "./amem-replay") is None, "it is one of where the job began"
+amem._why._BEGAN_IN = here
+assert found("", "./amem-replay") == here + "/./amem-replay"
+for none in ("./.", "./amem-replay.gone", honest):
+    assert found(honest, none) is None and "AMEM_REPLAY is " + none in amem._why.not_found(), none
 amem._library._mapped = lambda match: None
 os.environ.pop("AMEM_LIBRARY")
 real = os.path.isfile
@@ -1263,7 +1266,7 @@ assert amem._library.find() == "libamem_nccl.so" and amem._library.path() == "",
 import amem._command
 assert amem._command.run(["true"]) == 2
 """,
-                HERE=here, HONEST=honest, BEGAN_IN=os.getcwd())
+                HERE=here, HONEST=honest)
 
     def test_errors_of_other_calls_have_none(self):
         self.check_with(

@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -144,9 +145,17 @@ Bytes MemoryNow() {
   return resident * static_cast<Bytes>(::getpagesize());
 }
 
-// From now on the process ends, with a message and kCannotRead, when it takes more than 256 MiB of memory or 10 s, each for
-// every megabyte of the packs among `places`: a pack of a megabyte can hold journals that take hours to fold or gigabytes to
-// draw, by accident or because somebody made it so. Without a pack nothing is watched. `scratch` is removed then, too.
+// Of all threads. A reader that takes its time, as a person in a pager does, costs none.
+std::chrono::nanoseconds ProcessorTime() {
+  timespec taken{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &taken);
+  return std::chrono::seconds(taken.tv_sec) + std::chrono::nanoseconds(taken.tv_nsec);
+}
+
+// From now on the process ends, with a message and kCannotRead, when it takes more than 256 MiB of memory or 10 s of processor
+// time, each for every megabyte of the packs among `places`: a pack of a megabyte can hold journals that take hours to fold or
+// gigabytes to draw, by accident or because somebody made it so. Without a pack nothing is watched. `scratch` is removed then,
+// too.
 void LimitWhatIsRead(std::span<const std::filesystem::path> places, ScratchDirectory& scratch) {
   Bytes packs = 0;
   for (const auto& place : places) {
@@ -159,12 +168,12 @@ void LimitWhatIsRead(std::span<const std::filesystem::path> places, ScratchDirec
   // A quarter is left for what is allocated between two measurements.
   std::thread([memory = times * kMemory / 4 * 3, time = static_cast<std::int64_t>(times) * kTime,
                directory = unpacked ? *unpacked : std::filesystem::path()] {
-    const auto end = std::chrono::steady_clock::now() + time;
+    const auto end = ProcessorTime() + time;
     for (;; std::this_thread::sleep_for(kMeasureEvery)) {
-      const bool too_long = std::chrono::steady_clock::now() >= end;
+      const bool too_long = ProcessorTime() >= end;
       if (!too_long && MemoryNow() <= memory) continue;
-      const std::string taken =
-          too_long ? fmt::format("after {} s", time.count()) : fmt::format("with {} of memory taken", FormatBytes(MemoryNow()));
+      const std::string taken = too_long ? fmt::format("after {} s of processor time", time.count())
+                                         : fmt::format("with {} of memory taken", FormatBytes(MemoryNow()));
       Complain(fmt::format("stopped {}, which is more than a pack of this size should {}; use --force if you trust its source",
                            taken, too_long ? "take" : "need"));
       // exec ends all other threads. One that unpacks could make the directory anew after it was removed.

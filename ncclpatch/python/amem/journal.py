@@ -224,9 +224,12 @@ def _log(options, places, session):
     """The events that `amem-replay log` prints, as it prints them; of one session, or of all."""
     command = [tool(), "log", "--json", "--wall", *options, "--", *places]
     with tempfile.TemporaryFile() as errors:
-        process = _run(command, errors)
+        process, cut = _run(command, errors), False
         try:
             for line in process.stdout:
+                cut = not line.endswith(b"\n")
+                if cut:  # the tool ended within its last line; how it ended says why
+                    break
                 record = json.loads(line) if line.startswith(b'{"schema":"amem-replay/event"') else None
                 if record is not None and session in (None, record["journal"]):
                     yield Event(_check(record))
@@ -238,3 +241,5 @@ def _log(options, places, session):
             code = process.wait()
         errors.seek(0)
         _ended("log", code, (_FINE, _CANNOT_READ), errors.read(), 3)
+    if cut and code == _FINE:
+        raise JournalError("amem-replay log ended within a line", code)

@@ -13,8 +13,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import warnings
+from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.normpath(os.path.join(HERE, "../../.."))
@@ -30,6 +32,17 @@ import json_schema  # noqa: E402
 def golden(name):
     return os.path.join(GOLDEN, name + ".amem")
 
+
+FAST_CLOCK = """
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec* now) {
+  const int result = (int)syscall(SYS_clock_gettime, clock, now);
+  if (clock == CLOCK_MONOTONIC) now->tv_sec = now->tv_sec * 100 + now->tv_nsec / 10000000;
+  return result;
+}
+"""
 
 OOM, HEALTHY = golden("sim_out_of_memory"), golden("sim_healthy")
 
@@ -213,6 +226,34 @@ class Module(Scratch):
         next(events)
         events.close()
         self.assertRaises(StopIteration, next, events)
+
+    def test_a_reader_may_take_its_time(self):
+        """The limits of a pack count processor time. Here a second of the clock is a hundredth of one."""
+        clock, faster = self.path("clock.so"), None
+        subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-x", "c", "-", "-o", clock], input=FAST_CLOCK, text=True, check=True)
+        for faster in ({}, {"LD_PRELOAD": clock}):
+            with subprocess.Popen([TOOL, "log", "--json", "--merge", HEALTHY], env={**os.environ, **faster}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tool:
+                first = tool.stdout.readline()
+                time.sleep(0.5 if faster else 0)
+                lines, errors = [first, *tool.stdout], tool.stderr.read()
+            self.assertEqual((tool.returncode, errors), (0, b""))
+            self.assertEqual(len(lines), len(list(self.journal.open(HEALTHY).events())))
+
+    def test_a_line_that_is_cut_is_an_error_or_a_warning_and_the_events_before_it_are_there(self):
+        job, program = self.journal.open(HEALTHY), self.path("amem-replay")
+        for end, raised, said in (("echo 'amem-replay: stopped after 10 s of processor time' >&2; exit 2", self.journal.ReadWarning, "stopped after"),
+                                  ("kill -9 $$", self.journal.JournalError, "ended with -9"), ("exit 0", self.journal.JournalError, "within a line")):
+            with open(program + ".new", "w", encoding="utf-8") as file:
+                file.write("#!/bin/bash\n'%s' \"$@\" | head -c 4000\n%s\n" % (TOOL, end))
+            os.chmod(program + ".new", 0o755)
+            os.replace(program + ".new", program)
+            events = []
+            with self.subTest(end), mock.patch.dict(os.environ, AMEM_REPLAY=program), warnings.catch_warnings():
+                warnings.simplefilter("error")
+                with self.assertRaisesRegex(raised, said):
+                    for event in job.events():
+                        events.append(event)
+                self.assertEqual([event.kind for event in events[:2]], ["session-opened"] * 2)
 
     def test_errors_say_what_is_wrong(self):
         with self.assertRaisesRegex(self.journal.JournalError, "nowhere") as raised:

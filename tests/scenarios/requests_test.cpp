@@ -206,6 +206,13 @@ TEST_F(Requests, a_job_is_found_by_what_people_know_of_it) {
     EXPECT_EQ(none.status, 2);
     EXPECT_NE(none.err.find(nobody), std::string::npos) << none.err;
   }
+  for (const char* command : {"ls --live", "pause", "resume", "park", "freeze", "thaw"}) {
+    Words words = {command, ""};  // a script's variable that is not set
+    if (words[0] == "ls --live") words = {"ls", "--live", ""};
+    const Rank nameless = Tool(words);
+    EXPECT_EQ(nameless.status, 1) << command << ": " << nameless.out << nameless.err;
+    EXPECT_NE(nameless.err.find("an empty name names nothing"), std::string::npos) << nameless.err;
+  }
   Job other;
   other.environment["AMEM_JOURNAL_DIR"] = job_.journals();
   other.environment["TORCHELASTIC_RUN_ID"] = "run-79";
@@ -286,6 +293,49 @@ TEST_F(Named, two_programs_that_one_shell_started_in_the_same_second_are_asked_b
   ASSERT_EQ(both.size(), 2u) << both;
   for (const json& rank : both) EXPECT_EQ(rank["phase"], "paused") << rank;
   EXPECT_EQ(Ask({"resume", others, mine}).size(), 2u);
+  Stop(job_);
+  Stop(other);
+  for (Job* program : {&job_, &other})
+    for (const Rank& rank : program->Finish(std::chrono::milliseconds(60'000)))
+      EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+}
+
+// Slurm's ids are numbers, too.
+TEST_F(Named, a_number_that_is_a_rank_and_the_id_of_another_job_is_refused_and_both_are_listed) {
+  Job other;
+  for (Job* program : {&job_, &other}) {
+    for (const auto& [name, value] : job::Environment{{"AMEM_JOURNAL_DIR", job_.journals()},
+                                                      {"LD_PRELOAD", AMEM_LIBRARY_FILE},
+                                                      {"JOB_STOP", program->directory() / "stop"}})
+      program->environment[name] = value;
+    program->environment_of[0]["RANK"] = "";
+  }
+  job_.Start(1, {"cuda", "load", "init", "steps=100000,4"});
+  const std::string mine = Pid(0);
+  other.environment["SLURM_JOB_ID"] = mine;
+  other.Start(1, {"cuda", "load", "init", "steps=100000,4"});
+  const std::string others = std::to_string(other.processes()[0]);
+  ASSERT_TRUE(Until([&] {
+    const json answer = json::parse(Tool({"ls", "--live", others, "--json"}).out, nullptr, false);
+    return StepsOf(answer.is_object() ? answer.value("ranks", json::array()) : json::array(), others) > 2;
+  }));
+  ASSERT_TRUE(Until([&] { return ListSessions(job_.journals())->size() == 2; }));
+  for (const char* command : {"pause", "resume", "park", "freeze", "thaw"})
+    IsRefused({command, mine}, mine + " is the pid of a rank, and what a launcher calls another job", {mine, "pid " + others});
+  std::string of_others;
+  for (const json& rank : Ask({"ls", "--live", others}))  // which may guess that the two are one job
+    if (std::to_string(rank["pid"].get<int>()) == others) of_others = rank["directory"];
+  ASSERT_FALSE(of_others.empty());
+  const auto sessions = ListSessions(job_.journals());
+  ASSERT_TRUE(sessions.ok());
+  for (const auto& session : test::Each(*sessions)) {
+    const std::string& meant = session == of_others ? others : mine;
+    for (const Words& command : {Words{"pause", session}, Words{"resume", session}}) {
+      const json ranks = Ask(command);
+      ASSERT_EQ(ranks.size(), 1U) << ranks;
+      EXPECT_EQ(std::to_string(ranks[0]["pid"].get<int>()), meant);
+    }
+  }
   Stop(job_);
   Stop(other);
   for (Job* program : {&job_, &other})

@@ -132,6 +132,8 @@ class WordSorter {
   std::string TakePlace(const std::string& word) {
     const auto place = std::ranges::find_if(command_.arguments.all(), &Argument::positional);
     if (place == command_.arguments.all().end()) return fmt::format("{} takes no \"{}\"", command_.name, word);
+    // As of a variable of a script that is not set: it would mean what the command takes where no name is given.
+    if (word.empty()) return fmt::format("{}: an empty name names nothing; leave it out for the default", place->value);
     given_.values[&*place].push_back(word);
     return {};
   }

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -242,6 +243,23 @@ Status CheckNames(const Target& target, const std::vector<JobOfLiving>& there) {
   return Status::Ok();
 }
 
+// One number may be the pid of a rank and what a launcher calls another job, as Slurm's ids are numbers: then nobody knows
+// which of the two somebody meant who was given it.
+Status CheckIsNoIdOfAnother(const std::vector<JobOfLiving>& meant, const Target& target,
+                            const std::vector<JobOfLiving>& there) {
+  const auto launched_so = [&target](const JobOfLiving& job) {
+    return std::ranges::any_of(job, [&target](const Living* one) { return LaunchedAs(one->ties.who, target.what()); });
+  };
+  if (target.kind != Target::Kind::kRanks || std::ranges::any_of(meant, launched_so)) return Status::Ok();
+  std::vector<JobOfLiving> both = meant;
+  std::ranges::copy_if(there, std::back_inserter(both), launched_so);
+  if (both.size() == meant.size()) return Status::Ok();
+  return {Code::kRefused,
+          fmt::format("{} is the pid of a rank, and what a launcher calls another job; name one of the two by the pid of its "
+                      "launcher, of another of its ranks, or by the directory of a rank's journal:{}",
+                      target.what(), ListOf(both))};
+}
+
 Status CheckIsOne(const std::vector<JobOfLiving>& meant, const Target& target, const std::vector<JobOfLiving>& there) {
   if (meant.empty())
     return {Code::kNotFound, fmt::format("{} is no rank or launcher of a living job, no directory of journals, and no "
@@ -265,7 +283,10 @@ Result<FoundJob> FindJob(const std::vector<std::string>& names, Ties ties) {
   std::erase_if(meant, [&target](const JobOfLiving& job) {
     return std::ranges::none_of(job, [&target](const Living* one) { return target.Means(one); });
   });
-  if (!several) AMEM_TRY(CheckIsOne(meant, target, there));
+  if (!several) {
+    AMEM_TRY(CheckIsOne(meant, target, there));
+    AMEM_TRY(CheckIsNoIdOfAnother(meant, target, there));
+  }
   JobOfLiving all;
   for (const JobOfLiving& job : meant) all.insert(all.end(), job.begin(), job.end());
   if (ties == Ties::kCertain) AMEM_TRY(CheckNeighbours(Chosen(all), all, target.under));

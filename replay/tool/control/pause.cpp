@@ -242,8 +242,7 @@ int Ask(Asking& asking, const RequestOptions& options, Asked asked, Output& out)
 // Finds the job, connects to its ranks, and asks them. Nothing is asked of a job whose ranks all are as is wanted already.
 template <Asked asked>
 int RunRequest(const RequestOptions& options, Output& out) {
-  if (options.at_safepoint && options.between_launches)
-    return Complain("--at-safepoint and --between-launches exclude each other");
+  if (const std::string wrong = WhatIsWrong(options); !wrong.empty()) return Complain(wrong, kUsage);
   const Result<FoundJob> job = FindJob(options.job, Ties::kCertain);
   if (!job.ok()) return ComplainOf(job.status(), kCannotRead);
   if (const auto freeze = asked == Asked::kResume ? FreezeOf(*job) : std::nullopt; freeze && freeze->outcome == "frozen")
@@ -299,6 +298,10 @@ void AddWhere(Arguments& arguments, RequestOptions& options) {
   arguments.Flag("--at-safepoint", options.at_safepoint, "Stop at a safe point, as by default");
   arguments.Flag("--between-launches", options.between_launches,
                  "Stop between two NCCL launches; needs no safe points; has run on two GPUs so far");
+}
+
+std::string WhatIsWrong(const RequestOptions& options) {
+  return options.at_safepoint && options.between_launches ? "give --at-safepoint or --between-launches, not both" : "";
 }
 
 control::Where WhereOf(const RequestOptions& options) {

@@ -20,7 +20,8 @@ struct FoundJob {
 // `names`: the pid of a rank, or of a process from which ranks descend (a launcher); a directory of journals; the launcher's id
 // of the job (SLURM_JOB_ID, TORCHELASTIC_RUN_ID, RAY_JOB_ID); none: the only living job. Or several pids of ranks, which then
 // are all that is meant, and what is certain to be of one job with them. kNotFound: there is none. kRefused: it may be one of
-// several, or is perhaps not all of its job; the message lists what there is.
+// several, or is perhaps not all of its job, or one number means a rank of one and is the launcher's id of another; the message
+// lists what there is.
 //
 // Who is asked for something must have been named, by itself or by a rank that is certainly of the same job (Ties::kCertain):
 // two programs that were started in the same second are two jobs. What only looks may guess (kProbable).
@@ -35,6 +36,7 @@ struct RequestOptions {
   bool json = false;
 };
 void AddWhere(Arguments& arguments, RequestOptions& options);  // --at-safepoint, --between-launches
+std::string WhatIsWrong(const RequestOptions& options);        // empty: nothing
 control::Where WhereOf(const RequestOptions& options);
 void AddRequest(Arguments& arguments, RequestOptions& options, const char* deadline);
 

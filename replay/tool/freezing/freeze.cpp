@@ -159,6 +159,7 @@ int Finish(const FreezeCommandOptions& options, const FreezeReport& report, cons
 // Both commands: `forward` where neither --continue nor --undo is given.
 int Perform(const FreezeCommandOptions& options, Status (FreezeOperation::*forward)(), Output& out) {
   if (options.go_on && options.undo) return Complain("give --continue or --undo, not both", kUsage);
+  if (const std::string wrong = WhatIsWrong(options); !wrong.empty()) return Complain(wrong, kUsage);
   const std::uint64_t began_ns = MonotonicNs();
   ::unsetenv("CUDA_VISIBLE_DEVICES");          // of this shell; pairs must name every GPU that the job may use
   auto checkpointer = OpenCudaCheckpointer();  // the driver starts while the job is looked for

@@ -346,6 +346,8 @@ class Options(Scratch):
                 (["pack", "-x"], "give one pack"), (["--completion", "tcsh"], "give bash, zsh or fish"), (["help", "tail"], "log -f"),
                 (["why", "--color", "blue", OOM], "none of auto, always, never"), (["log", "--rank=", OOM], "--rank needs a value (RANK)"),
                 (["log", "--last", "--wall", OOM], "--last needs a value (N)"), (["log", OOM, "--last="], "needs a value"),
+                (["pause", "--at-safepoint", "--between-launches"], "not both"), (["freeze", "--between-launches", "--at-safepoint"], "not both"),
+                (["why", ""], "TARGET: an empty name"), (["log", "--", OOM, ""], "TARGET: an empty name"), (["thaw", ""], "JOB: an empty name"),
                 (["why", "-x", OOM], "has no option -x"), (["report", "--from", "1", OOM], "are for --perfetto")):
             self.assertIn(says, self.wrong(*arguments))
 

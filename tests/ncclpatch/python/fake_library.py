@@ -53,6 +53,9 @@ class Library:
     def amem_last_error(self):
         return self.error
 
+    def amem_version(self):
+        return b"0"
+
     def _result(self, name, tag, code=0, text=""):
         if code == 0:
             code, text = self.fail.get((name, tag), (0, ""))

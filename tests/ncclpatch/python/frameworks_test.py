@@ -430,6 +430,18 @@ class Sglang(OnTheFake):
     def setUp(self):
         super().setUp()
         savers = self.enter(stand_ins.imported(project("torch_memory_saver")))
+class WithoutALibrary(unittest.TestCase):
+    def test_nccl_stays_which_is_said_once_and_the_job_goes_on(self):
+        with mock.patch.object(amem._calls, "lib", amem._library._Later()), mock.patch.object(amem._library, "load", side_effect=OSError("cannot load it")), \
+                mock.patch.object(amem._library, "nccl_is_loaded", return_value=True), mock.patch.object(frameworks, "_said", set(), create=True), \
+                self.assertLogs("amem", "WARNING") as logged:
+            for _ in range(2):
+                self.assertFalse(frameworks.pause_nccl())
+                frameworks.resume_nccl()
+            self.assertFalse(groups._all_paused())
+        self.assertEqual(logged.output, ["WARNING:amem:NCCL's memory stays on the GPU: cannot load it"])
+
+
         self.saver = savers["torch_memory_saver"].torch_memory_saver
         self.modules = self.enter(stand_ins.imported(project("sglang", self.saver), without=["amem.frameworks.sglang"]))
         self.enter(mock.patch.dict(os.environ, AMEM_ENABLE="1"))
@@ -474,6 +486,16 @@ class Sglang(OnTheFake):
         manager = self.started()
         manager.release_memory_occupation(self.request("kv_cache"))
         self.assertEqual(self.paused_and_resumed(), [("pause", "kv_cache")])
+
+    def test_where_amem_cannot_be_used_sglang_runs_on_with_its_own_saver(self):
+        for broken in (mock.patch.object(amem._calls, "lib", amem._library._Later()), mock.patch.object(amem._pools, "check_version", side_effect=amem.AmemError(5, "too old"))):
+            with broken, mock.patch.object(amem._library, "load", side_effect=OSError("cannot load it")), self.assertLogs("amem", "WARNING") as logged:
+                amem_plugins.sglang()
+            self.assertRegex(logged.output[0], "AMem could not be installed in SGLang, which runs without it: (cannot load it|too old)")
+            self.assertNotIsInstance(self.saver, amem._saver.TorchMemorySaver)
+        hooks = self.modules["sglang.srt.plugins.hook_registry"].HookRegistry
+        hooks.apply_hooks()
+        self.assertEqual(self.library.calls, [])
 
     def test_a_group_for_weight_updates_finds_nccl_awake(self):
         manager = self.started()

@@ -9,11 +9,12 @@ import importlib
 import logging
 import pkgutil
 
-from .. import _calls, _library, _tags
+from .. import _calls, _library, _pools, _tags
 
 _log = logging.getLogger("amem")
 _want = _tags.Want()
 _paused = False  # whether resume_nccl() has something to bring back
+_said = set()  # why NCCL is not under AMem; each once, for it is asked before every rollout
 WAIT_FOR_MEMORY = 5  # seconds of a resume (amem.resume): the engine that had the GPU before may still be giving memory back
 
 
@@ -24,11 +25,25 @@ def __getattr__(name):
     raise AttributeError("module %r has no attribute %r" % (__name__, name))
 
 
+def check():
+    """AmemError (5): AMem's library cannot be loaded here, or PyTorch is too old. For an adapter that is installed unasked, before it changes
+    anything: found out later, that would be the end of a job that runs without AMem."""
+    _calls.library_version()
+    _pools.check_version()
+
+
 def nccl_is_under_amem():
-    """Whether a pause of NCCL's memory gives anything back in this process."""
+    """Whether a pause of NCCL's memory gives anything back in this process. Where AMem cannot say, it gives nothing; the reason is logged."""
     if not _library.nccl_is_loaded():
         return False
-    return any(one["under_amem"] for one in _calls.read_json(b"stats").get("nccl_libraries", []))
+    try:
+        libraries = _calls.read_json(b"stats").get("nccl_libraries", [])
+    except _calls.AmemError as error:
+        if str(error) not in _said:
+            _said.add(str(error))
+            _log.warning("NCCL's memory stays on the GPU: %s", error)
+        return False
+    return any(one["under_amem"] for one in libraries)
 
 
 def pause_nccl():

@@ -42,7 +42,9 @@ def before_use(*_, **__):
 
 
 def install():
-    """Once in every process of SGLang, before its first use of torch_memory_saver; the entry point does it."""
+    """Once in every process of SGLang, before its first use of torch_memory_saver; the entry point does it. AmemError: AMem is of no use here,
+    and nothing was changed."""
+    frameworks.check()
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     try:

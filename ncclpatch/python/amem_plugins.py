@@ -104,8 +104,7 @@ def _look_at_new_workers(worker_class):
             from amem.frameworks import vllm as adapter
 
             adapter.install(nccl=not getattr(model, "enable_nccl_comm_suspend", False) and not _in_a_trainers_process(worker))
-            if hasattr(worker, "execute_model"):
-                adapter.guard(worker)
+            adapter.guard(worker)
 
     init.amem_wraps = original
     worker_class.__init__ = init

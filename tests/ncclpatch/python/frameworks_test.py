@@ -156,6 +156,27 @@ class Vllm(OnTheFake):
             worker.execute_model(step)
         self.assertEqual(steps, [step, nothing, step])
 
+    def test_a_step_that_rays_compiled_graph_asks_the_runner_for_is_guarded_too(self):
+        steps = []
+        runner = types.SimpleNamespace(execute_model=lambda scheduler_output, intermediate_tensors=None: steps.append(scheduler_output))
+        step, nothing = (types.SimpleNamespace(total_num_scheduled_tokens=count) for count in (3, 0))
+        for name in ("init_device", "load_model"):
+            steps.clear()
+            self.setUp()
+            made = types.SimpleNamespace(execute_model=runner.execute_model)
+            with mock.patch.object(self.modules["vllm.v1.worker.gpu_worker"].Worker, name, lambda worker, made=made: setattr(worker, "model_runner", made), create=True):
+                worker = self.loaded()
+                getattr(worker, name)()
+            worker.model_runner.execute_model(step, None)  # as RayWorkerWrapper.execute_model_ray
+            worker.sleep(1)
+            worker.model_runner.execute_model(nothing, None)
+            for call in (lambda: worker.model_runner.execute_model(step, None), lambda: worker.model_runner.execute_model(scheduler_output=step)):
+                with self.assertRaisesRegex(RuntimeError, "while asleep: its memory under weights, runtime, kv_cache is paused"):
+                    call()
+            worker.wake_up()
+            worker.model_runner.execute_model(step, None)
+            self.assertEqual(steps, [step, nothing, step])
+
     def test_a_discard_of_the_cache_leaves_weights_and_nccl(self):
         worker = self.loaded()
         worker.discard(("kv_cache",))
@@ -409,6 +430,18 @@ class Trl(OnTheFake):
         self.assertEqual((world.run(work), world.pauses), ([], [2]))
 
 
+class WithoutALibrary(unittest.TestCase):
+    def test_nccl_stays_which_is_said_once_and_the_job_goes_on(self):
+        with mock.patch.object(amem._calls, "lib", amem._library._Later()), mock.patch.object(amem._library, "load", side_effect=OSError("cannot load it")), \
+                mock.patch.object(amem._library, "nccl_is_loaded", return_value=True), mock.patch.object(frameworks, "_said", set(), create=True), \
+                self.assertLogs("amem", "WARNING") as logged:
+            for _ in range(2):
+                self.assertFalse(frameworks.pause_nccl())
+                frameworks.resume_nccl()
+            self.assertFalse(groups._all_paused())
+        self.assertEqual(logged.output, ["WARNING:amem:NCCL's memory stays on the GPU: cannot load it"])
+
+
 class Plugins(unittest.TestCase):
     def test_projects_that_call_them_unasked_load_nothing_of_amem(self):
         code = "import amem_plugins, sys; amem_plugins.vllm(); amem_plugins.sglang(); print('amem' in sys.modules)"
@@ -430,18 +463,6 @@ class Sglang(OnTheFake):
     def setUp(self):
         super().setUp()
         savers = self.enter(stand_ins.imported(project("torch_memory_saver")))
-class WithoutALibrary(unittest.TestCase):
-    def test_nccl_stays_which_is_said_once_and_the_job_goes_on(self):
-        with mock.patch.object(amem._calls, "lib", amem._library._Later()), mock.patch.object(amem._library, "load", side_effect=OSError("cannot load it")), \
-                mock.patch.object(amem._library, "nccl_is_loaded", return_value=True), mock.patch.object(frameworks, "_said", set(), create=True), \
-                self.assertLogs("amem", "WARNING") as logged:
-            for _ in range(2):
-                self.assertFalse(frameworks.pause_nccl())
-                frameworks.resume_nccl()
-            self.assertFalse(groups._all_paused())
-        self.assertEqual(logged.output, ["WARNING:amem:NCCL's memory stays on the GPU: cannot load it"])
-
-
         self.saver = savers["torch_memory_saver"].torch_memory_saver
         self.modules = self.enter(stand_ins.imported(project("sglang", self.saver), without=["amem.frameworks.sglang"]))
         self.enter(mock.patch.dict(os.environ, AMEM_ENABLE="1"))
@@ -466,6 +487,16 @@ class WithoutALibrary(unittest.TestCase):
         self.assertIsNone(self.saver._impl)
         self.assertNotIsInstance(self.saver, amem._saver.TorchMemorySaver)
 
+    def test_where_amem_cannot_be_used_sglang_runs_on_with_its_own_saver(self):
+        for broken in (mock.patch.object(amem._calls, "lib", amem._library._Later()), mock.patch.object(amem._pools, "check_version", side_effect=amem.AmemError(5, "too old"))):
+            with broken, mock.patch.object(amem._library, "load", side_effect=OSError("cannot load it")), self.assertLogs("amem", "WARNING") as logged:
+                amem_plugins.sglang()
+            self.assertRegex(logged.output[0], "AMem could not be installed in SGLang, which runs without it: (cannot load it|too old)")
+            self.assertNotIsInstance(self.saver, amem._saver.TorchMemorySaver)
+        hooks = self.modules["sglang.srt.plugins.hook_registry"].HookRegistry
+        hooks.apply_hooks()
+        self.assertEqual(self.library.calls, [])
+
     def test_nccl_goes_last_and_comes_back_first(self):
         manager = self.started()
         manager.release_memory_occupation(self.request())
@@ -486,16 +517,6 @@ class WithoutALibrary(unittest.TestCase):
         manager = self.started()
         manager.release_memory_occupation(self.request("kv_cache"))
         self.assertEqual(self.paused_and_resumed(), [("pause", "kv_cache")])
-
-    def test_where_amem_cannot_be_used_sglang_runs_on_with_its_own_saver(self):
-        for broken in (mock.patch.object(amem._calls, "lib", amem._library._Later()), mock.patch.object(amem._pools, "check_version", side_effect=amem.AmemError(5, "too old"))):
-            with broken, mock.patch.object(amem._library, "load", side_effect=OSError("cannot load it")), self.assertLogs("amem", "WARNING") as logged:
-                amem_plugins.sglang()
-            self.assertRegex(logged.output[0], "AMem could not be installed in SGLang, which runs without it: (cannot load it|too old)")
-            self.assertNotIsInstance(self.saver, amem._saver.TorchMemorySaver)
-        hooks = self.modules["sglang.srt.plugins.hook_registry"].HookRegistry
-        hooks.apply_hooks()
-        self.assertEqual(self.library.calls, [])
 
     def test_a_group_for_weight_updates_finds_nccl_awake(self):
         manager = self.started()

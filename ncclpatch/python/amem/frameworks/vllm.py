@@ -138,18 +138,41 @@ class Backend(SleepModeBackend):
 
 
 def guard(worker):
-    """A step on memory that is asleep is an error that says so: it would fault, and the process could not use its GPU any more."""
-    execute = worker.execute_model
+    """A step on memory that is asleep is an error that says so: it would fault, and the process could not use its GPU any more. Ray's compiled
+    graph asks the worker's runner for a step, and not the worker; the runner is made when the worker gets its device."""
+    _guard_steps(worker)
+    for name in ("init_device", "load_model"):
+        if hasattr(worker, name):
+            setattr(worker, name, _and_guard_its_runner(worker, getattr(worker, name)))
+
+
+def _and_guard_its_runner(worker, method):
+    @functools.wraps(method)
+    def made(*arguments, **named):
+        result = method(*arguments, **named)
+        _guard_steps(getattr(worker, "model_runner", None))
+        return result
+
+    return made
+
+
+def _guard_steps(owner):
+    """Once, where it has steps."""
+    execute = getattr(owner, "execute_model", None)
+    if execute is None or getattr(execute, "amem_wraps", None) is not None:
+        return
 
     @functools.wraps(execute)
-    def guarded(output, *arguments, **named):
+    def guarded(*arguments, **named):
         allocator = _allocator()
+        output = arguments[0] if arguments else named.get("scheduler_output")
         if getattr(allocator, "away", None) and getattr(output, "total_num_scheduled_tokens", 1):
             raise RuntimeError("vLLM was asked for a step while asleep: its memory under %s is paused; wake_up() restores all of it"
                                % ", ".join(name[len(PREFIX):] for name in allocator.away))
-        return execute(output, *arguments, **named)
+        return execute(*arguments, **named)
 
-    worker.execute_model = guarded
+    guarded.amem_wraps = execute
+    owner.execute_model = guarded
 
 
 def install(nccl=True):

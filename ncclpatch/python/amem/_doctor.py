@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 
-from . import _library, _why
+from . import _library, _private, _why
 
 Finding = collections.namedtuple("Finding", "level subject text remedy", defaults=("",))
 Finding.__doc__ = """One thing that was looked at. `level`: "ok"; "note", which is good to know; "warning": less memory is freed than could
@@ -80,16 +80,31 @@ class Machine:
         except OSError:
             return None
 
-    def why_not_writable(self, directory):
-        """"" where files can be made in `directory`, which is made if it does not exist; else the reason."""
+    def why_not_writable(self, directory, sockets=False):
+        """"" where the library would use `directory`, which is made if it does not exist; else the reason. That of `sockets` must be of this user alone."""
         try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            path = os.path.join(directory, ".doctor-%d" % os.getpid())
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            os.unlink(path)
+            place = _private.open_directory(directory)
+        except OSError as error:
+            return ("%s " % error.filename if str(error.filename).rstrip("/") != directory.rstrip("/") else "") + (error.strerror or str(error))
+        try:
+            if sockets and (why := self._why_not_private(directory, os.fstat(place))):
+                return why
+            name = ".doctor-%d" % os.getpid()
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600, dir_fd=place))
+            os.unlink(name, dir_fd=place)
         except OSError as error:
             return error.strerror or str(error)
+        finally:
+            os.close(place)
         return ""
+
+    @staticmethod
+    def _why_not_private(directory, found):
+        if os.path.islink(directory):
+            return "it is a symbolic link; name the directory itself"
+        if found.st_uid != os.geteuid():
+            return "it belongs to user %d" % found.st_uid
+        return "it is open to other users; chmod 700 it" if found.st_mode & 0o077 else ""
 
     def why_no_memfd(self):
         """"" where the memory files exist by which ranks share tokens; else the reason."""
@@ -130,8 +145,9 @@ def library(machine, path):
 
 def replay(machine, path):
     if not path:
-        return [warning("amem-replay", "amem-replay was not found: journals are written, and nothing here can read them",
-                        "set AMEM_REPLAY to its path, or install the package amem-nccl")]
+        chosen = machine.variable("AMEM_REPLAY")
+        return [warning("amem-replay", ("AMEM_REPLAY is %s, which is no program" % chosen if chosen else "amem-replay was not found")
+                        + ": journals are written, and nothing here can read them", "set AMEM_REPLAY to its path, or install the package amem-nccl")]
     code, out, said = machine.run([path, "--version"], {"LD_PRELOAD": "", "LD_LIBRARY_PATH": _why.environment().get("LD_LIBRARY_PATH", "")})
     if code != 0:
         return [warning("amem-replay", "%s does not run: %s" % (path, (said or "exit code %s" % code).strip().splitlines()[0]),
@@ -289,9 +305,9 @@ def places(machine):
         if not os.path.isabs(path):
             yield problem(name, "%s is not an absolute path" % path, "ranks may have different working directories: name it from /")
             continue
-        why = machine.why_not_writable(path)
+        why = machine.why_not_writable(path, name == "AMEM_SOCKET_DIR")
         if why:
-            yield problem(purpose, "%s cannot be written: %s" % (path, why), "set %s to a directory of this user's" % name)
+            yield problem(purpose, "%s cannot be used: %s" % (path, why), "set %s to a directory of this user's" % name)
             continue
         if name == "AMEM_SOCKET_DIR" and len(path) > SOCKET_PATH:
             yield problem(purpose, "%s is too long for the path of a Unix socket" % path, "set AMEM_SOCKET_DIR to a shorter one")

@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any, Dict, Optional
 
-from . import _agreements, _calls, _hosts, _library, _why
+from . import _agreements, _calls, _hosts, _library, _private, _why
 
 CHUNK_BYTES = 1 << 20
 WINDOW = 4
@@ -97,7 +97,7 @@ def _receive(transfer, rank, path):
     if said["failure"]:
         return said["failure"]
     chunks, written = -(-said["bytes"] // CHUNK_BYTES), 0
-    with open(path + ".part", "wb") as file:
+    with _private.new_file(path + ".part") as file:
         for number in range(-WINDOW, chunks):
             if number + WINDOW < chunks:
                 transfer.set("wanted/%d/%d" % (rank, number + WINDOW), "now")
@@ -115,7 +115,7 @@ def _receive(transfer, rank, path):
 
 def _collect(group, transfer, decision, path):
     """On rank 0: the packs of all hosts into the directory `path`."""
-    os.makedirs(path, exist_ok=True)
+    _private.make_directories(path)
     here = group.gatherings.entries(group.gatherings.entered, False)
     missing = {"rank %d" % group.ranks[rank]: "it did not come within %g s" % transfer.timeout for rank in decision["absent"]}
     packs = []
@@ -158,7 +158,7 @@ def gather(path: str, process_group: Any = True, timeout: Optional[float] = None
     Every rank that lives calls it, paused or not; only the group's store is used. One rank of each host and journal directory sends its
     pack, with those of dead ranks in it. A host that cannot is named in the result, and the others go on.
 
-    path:           a directory; it is made. Packs that are there under the same names are replaced, each when the new one is complete.
+    path:           a directory; it is made, for this user alone, as packs are. Packs that are there under the same names are replaced, each when the new one is complete.
     process_group:  as for amem.pause.
     timeout:        seconds that rank 0 waits for a rank, and for each chunk; default: nine eighths of AMEM_TIMEOUT_MS.
     Returns {"path", "packs": [files on rank 0's host], "missing": {rank and host: why}} on every rank.

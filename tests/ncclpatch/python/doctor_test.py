@@ -59,7 +59,7 @@ class FakeMachine:
     def free_bytes(self, directory):
         return self.free.get(directory)
 
-    def why_not_writable(self, directory):
+    def why_not_writable(self, directory, sockets=False):
         return self.not_writable.get(directory, "")
 
     def why_no_memfd(self):
@@ -175,6 +175,58 @@ class Doctor(unittest.TestCase):
     def test_without_amem_replay_journals_cannot_be_read_here(self):
         bad = [finding for finding in examined(replay=None) if finding.level != "ok"]
         self.assertEqual([(f.level, f.subject) for f in bad], [("warning", "amem-replay")])
+        said = next(f.text for f in examined(environment(AMEM_REPLAY="/gone"), replay=None) if f.subject == "amem-replay")
+        self.assertIn("AMEM_REPLAY is /gone, which is no program", said)
+
+
+class Directories(unittest.TestCase):
+    """By the rules of journal/base/directory.h and replay/peers/unix/socket.cpp, by which each rank refuses others."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.tmp = os.path.join(folder.name, "tmp")  # as /tmp is
+        os.mkdir(self.tmp)
+        os.chmod(self.tmp, 0o1777)
+
+    def why(self, name, *sockets):
+        return _doctor.Machine().why_not_writable(os.path.join(self.tmp, name), *sockets)
+
+    def test_what_is_missing_is_made_for_this_user_alone(self):
+        self.assertEqual((self.why("amem/journal"), self.why("amem/sockets/", True)), ("", ""))
+        for name in ("amem", "amem/journal", "amem/sockets"):
+            self.assertEqual(os.stat(os.path.join(self.tmp, name)).st_mode & 0o777, 0o700, name)
+            self.assertEqual([file for file in os.listdir(os.path.join(self.tmp, name)) if file.startswith(".doctor")], [])
+
+    def test_what_another_user_may_have_planted_is_refused_and_nothing_is_made_in_it(self):
+        strange = os.path.join(self.tmp, "strange")
+        os.mkdir(strange)
+        os.symlink(strange, os.path.join(self.tmp, "link"))
+        self.assertIn("tmp/link is a symbolic link, in a directory where any user may put things", self.why("link/journal"))
+        self.assertIn("is a symbolic link", self.why("link"))
+        if os.geteuid() == 0:
+            os.chown(strange, 12345, -1)
+        with mock.patch.object(os, "geteuid", lambda user=os.geteuid(): user and user + 1):
+            self.assertRegex(self.why("strange/journal"), "tmp/strange belongs to user [0-9]+, and this process runs as user")
+            self.assertRegex(self.why("strange"), "^belongs to user")
+        self.assertEqual(os.listdir(strange), [])
+
+    def test_the_directory_of_sockets_is_of_this_user_alone(self):
+        os.mkdir(os.path.join(self.tmp, "open"), 0o755)
+        self.assertEqual(self.why("open"), "")
+        self.assertIn("open to other users; chmod 700", self.why("open", True))
+        os.chmod(os.path.join(self.tmp, "open"), 0o700)
+        os.mkdir(os.path.join(self.tmp, "open/own"), 0o700)
+        os.symlink("own", os.path.join(self.tmp, "open/link"))  # only the user can have put it there
+        self.assertEqual((self.why("open/link"), self.why("open/own", True)), ("", ""))
+        self.assertIn("symbolic link", self.why("open/link", True))
+
+    def test_they_are_asked_for_what_they_are_for(self):
+        asked = []
+        machine = FakeMachine()
+        machine.why_not_writable = lambda directory, sockets=False: asked.append((directory, sockets)) or ""
+        _doctor.places(machine)
+        self.assertEqual(asked, [("/data/journal", False), ("/data/s", True)])
 
 
 class Command(unittest.TestCase):
@@ -204,6 +256,34 @@ class Command(unittest.TestCase):
             code, out, err = self.amem("run", "no-such-program", AMEM_LIBRARY=library)
             self.assertEqual((code, out), (127, ""), err)
             self.assertIn("no-such-program", err)
+
+    def test_a_program_that_is_started_ignores_no_signal_that_only_python_ignores(self):
+        """SIGPIPE ends `yes | head`, and SIGXFSZ a program that writes more than it may."""
+        wanted = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
+        with tempfile.TemporaryDirectory() as folder:
+            os.mkdir(folder + "/amem")
+            tool = folder + "/amem/amem-replay"
+            with open(tool, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\nexec grep SigIgn /proc/self/status\n")
+            os.chmod(tool, 0o755)
+            shutil.copy(_autoload.__file__, folder)
+            for arguments in (["run", "--", tool], ["run", "--guard", "--", tool], ["ls"], ["why", "/nowhere"]):
+                self.assertEqual(self.amem(*arguments, AMEM_ENABLE="0", AMEM_REPLAY=tool), (0, wanted, self.without_amem(arguments)), arguments)
+            done = subprocess.run([sys.executable, "-B", "-c", "import amem_plugins; amem_plugins.replay()"], cwd=folder, capture_output=True, text=True, check=False,
+                                  env={**os.environ, "PYTHONPATH": folder})
+            self.assertEqual((done.returncode, done.stdout), (0, wanted), done.stderr)
+
+    @staticmethod
+    def without_amem(arguments):
+        return "amem: AMEM_ENABLE=0, so the command is started without AMem\n" * (arguments[0] == "run")
+
+    def test_a_guard_that_could_not_thaw_starts_nothing(self):
+        with tempfile.NamedTemporaryFile() as text:
+            for wrong in ("/nowhere/amem-replay", os.path.dirname(text.name), text.name, "no-such-program"):
+                option = ["--park-on", "TERM"] if wrong == text.name else ["--guard"]
+                code, out, err = self.amem("run", *option, "--", "echo", "started", AMEM_ENABLE="0", AMEM_REPLAY=wrong)
+                self.assertEqual((code, out), (2, ""), err)
+                self.assertIn("nothing was started, because nothing could bring a frozen job back: AMEM_REPLAY is %s, which is no program" % wrong, err)
 
     @unittest.skipUnless(os.access(os.environ.get("AMEM_LIBRARY", ""), os.R_OK), "needs the library")
     def test_run_starts_beside_unknown_variables_and_says_once_what_was_meant(self):
@@ -257,34 +337,6 @@ class Command(unittest.TestCase):
             code, out, err = self.amem("doctor", AMEM_LIBRARY=library)
             self.assertEqual(code, 3, err)
             self.assertIn("problem", out)
-    def test_a_program_that_is_started_ignores_no_signal_that_only_python_ignores(self):
-        """SIGPIPE ends `yes | head`, and SIGXFSZ a program that writes more than it may."""
-        wanted = subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True, check=True).stdout
-        with tempfile.TemporaryDirectory() as folder:
-            os.mkdir(folder + "/amem")
-            tool = folder + "/amem/amem-replay"
-            with open(tool, "w", encoding="utf-8") as file:
-                file.write("#!/bin/sh\nexec grep SigIgn /proc/self/status\n")
-            os.chmod(tool, 0o755)
-            shutil.copy(_autoload.__file__, folder)
-            for arguments in (["run", "--", tool], ["run", "--guard", "--", tool], ["ls"], ["why", "/nowhere"]):
-                self.assertEqual(self.amem(*arguments, AMEM_ENABLE="0", AMEM_REPLAY=tool), (0, wanted, self.without_amem(arguments)), arguments)
-            done = subprocess.run([sys.executable, "-B", "-c", "import amem_plugins; amem_plugins.replay()"], cwd=folder, capture_output=True, text=True, check=False,
-                                  env={**os.environ, "PYTHONPATH": folder})
-            self.assertEqual((done.returncode, done.stdout), (0, wanted), done.stderr)
-
-    @staticmethod
-    def without_amem(arguments):
-        return "amem: AMEM_ENABLE=0, so the command is started without AMem\n" * (arguments[0] == "run")
-
-    def test_a_guard_that_could_not_thaw_starts_nothing(self):
-        with tempfile.NamedTemporaryFile() as text:
-            for wrong in ("/nowhere/amem-replay", os.path.dirname(text.name), text.name, "no-such-program"):
-                option = ["--park-on", "TERM"] if wrong == text.name else ["--guard"]
-                code, out, err = self.amem("run", *option, "--", "echo", "started", AMEM_ENABLE="0", AMEM_REPLAY=wrong)
-                self.assertEqual((code, out), (2, ""), err)
-                self.assertIn("nothing was started, because nothing could bring a frozen job back: AMEM_REPLAY is %s, which is no program" % wrong, err)
-
             code, out, err = self.amem("run", "echo", "started", AMEM_LIBRARY=library)
             self.assertEqual((code, out), (2, ""), err)
             self.assertIn("nothing was started", err)

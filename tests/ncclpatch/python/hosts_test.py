@@ -490,6 +490,14 @@ class Gather(Job):
 class GatherInChunks(unittest.TestCase):
     """A pack of many chunks, through a store that counts how much it holds at most."""
 
+    def test_a_link_that_lies_where_a_pack_is_written_leads_nowhere(self):
+        from amem import _private
+        with tempfile.TemporaryDirectory() as folder:
+            os.symlink(folder + "/other", folder + "/pack.part")
+            with _private.new_file(folder + "/pack.part") as file:
+                file.write(b"pack")
+            self.assertEqual((os.listdir(folder), os.lstat(folder + "/pack.part").st_mode & 0o170777), (["pack.part"], 0o100600))
+
     def test_memory_is_bounded_and_what_arrives_is_what_was_sent(self):
         from amem import _gather, _hosts
         chunk, chunks = 1000, 50
@@ -502,16 +510,19 @@ class GatherInChunks(unittest.TestCase):
                 with open(path, "wb") as file:
                     file.write(contents)
 
+            out = folder + "/of a job/out"
             with mock.patch.object(_gather, "pack", pack), mock.patch.object(_gather, "journal_directory", lambda: folder):
                 results = []
-                other = threading.Thread(target=lambda: results.append(_gather.gather(folder + "/out", groups[1], 5)))
+                other = threading.Thread(target=lambda: results.append(_gather.gather(out, groups[1], 5)))
                 other.start()
-                results.append(_gather.gather(folder + "/out", groups[0], 5))
+                results.append(_gather.gather(out, groups[0], 5))
                 other.join()
             self.assertEqual(results[0], results[1])
             self.assertEqual(results[0]["missing"], {})
-            with open(folder + "/out/host-1-1.amem", "rb") as file:
+            with open(out + "/host-1-1.amem", "rb") as file:
                 self.assertEqual(file.read(), contents)
+            for path, mode in ((os.path.dirname(out), 0o700), (out, 0o700), (out + "/host-1-1.amem", 0o600)):  # they are of other hosts' users, too
+                self.assertEqual(os.stat(path).st_mode & 0o777, mode, path)
             self.assertLess(server.most, 8 * chunk)
             for group in groups:
                 group.store.close()

@@ -5,6 +5,7 @@ import glob
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -490,6 +491,23 @@ def kept_answer(*rows, gpus=("a", "b"), **other):
     answer = {"schema": "amem/proof", "version": 1, "gpus": [{"uuid": uuid} for uuid in gpus], "hosts": [{}], "driver": "580", "nccl": {"version": "2.28.9"}, "amem": "1",
               "nccl_settings": {}, "when": "2026-01-01T00:00:00Z", "simulated": False, "stand_in_card": False, "complete": True, "settings": settings, **other}
     return {**answer, "key": _proofs.key_of(answer)}
+
+
+class Packs(unittest.TestCase):
+    def test_are_for_this_user_alone_and_the_remedy_can_be_pasted(self):
+        setting = _prove.Setting("AMEM_NVLS=release AMEM_NETWORK=renew", {})
+        site = types.SimpleNamespace(host=types.SimpleNamespace(pack=lambda: "AAAA"))
+        with tempfile.TemporaryDirectory(prefix="a b ") as folder:
+            prover = _prove.Prover.__new__(_prove.Prover)
+            prover.sites, prover.packs = [site, site], folder + "/amem/proofs"
+            packs = prover._packs(setting)
+            self.assertEqual(sorted(os.listdir(prover.packs)), sorted(map(os.path.basename, packs)))
+            for path, mode in ((folder + "/amem", 0o700), (prover.packs, 0o700), *((pack, 0o600) for pack in packs)):
+                self.assertEqual(os.stat(path).st_mode & 0o777, mode, path)
+            for pack in packs:
+                self.assertRegex(os.path.basename(pack), r"^AMEM_NVLS-release-AMEM_NETWORK-renew-[0-9]+-[01]\.amem$")
+            line = next(line for line in _prove._of_setting({"setting": setting.name, "outcome": "failed", "why": "x", "packs": packs}) if "to see why" in line)
+            self.assertEqual(shlex.split(line.partition(": ")[2]), ["amem", "why", *packs])
 
 
 class Chosen(unittest.TestCase):

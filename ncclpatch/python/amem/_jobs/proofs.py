@@ -11,6 +11,8 @@ import json
 import os
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
+from .. import _private
+
 OWN_VARIABLES = {"AMEM_NVLS": "keep", "AMEM_NETWORK": "keep", "AMEM_USER_MEMORY": "keep", "AMEM_SCOPE": "nccl"}  # what is proved, with its default
 OF_THE_MACHINE = ("AMEM_NVLS", "AMEM_NETWORK")
 PROVED_FOR = "AMEM_PROVED"  # the version of NCCL: beside another one the library takes none of these
@@ -46,9 +48,9 @@ def keep(answer: Dict[str, Any]) -> str:
     """Writes a proof in place of an earlier one of the same; "", or why that is not possible."""
     path = os.path.join(folder(), answer["key"] + ".json")
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(path + ".new", "w", encoding="utf-8") as file:
-            json.dump(answer, file, indent=1)
+        _private.make_directories(os.path.dirname(path))
+        with _private.new_file(path + ".new") as file:
+            file.write(json.dumps(answer, indent=1).encode())
         os.replace(path + ".new", path)
     except OSError as error:
         with contextlib.suppress(OSError):  # the earlier one no longer says what is so

@@ -10,11 +10,12 @@ import contextlib
 import os
 import platform
 import re
+import shlex
 import statistics
 import time
 from typing import NamedTuple
 
-from .. import _calls, _doctor
+from .. import _calls, _doctor, _private
 from . import processes, proofs
 from .host import CannotProve
 
@@ -182,10 +183,10 @@ class Prover:
                 packed = site.host.pack()
             if packed is None:
                 continue
-            path = os.path.join(self.packs, "%s-%d%s.amem" % (setting.name.replace("=", "-"), time.time(), "-%d" % number if len(self.sites) > 1 else ""))
+            path = os.path.join(self.packs, "%s-%d%s.amem" % (re.sub(r"[^\w.]+", "-", setting.name), time.time(), "-%d" % number if len(self.sites) > 1 else ""))
             with contextlib.suppress(OSError):
-                os.makedirs(self.packs, mode=0o700, exist_ok=True)
-                with open(path, "wb") as file:
+                _private.make_directories(self.packs)
+                with _private.new_file(path) as file:
                     file.write(base64.b64decode(packed))
                 paths.append(path)
         return paths
@@ -357,7 +358,7 @@ def _of_setting(row):
     """The lines of one setting."""
     yield "%s: %s%s" % (row["setting"], row["outcome"], " (%s)" % row["why"] if row["why"] else "")
     if row["packs"]:
-        yield "  to see why: amem why %s" % " ".join(row["packs"])
+        yield "  to see why: amem why %s" % shlex.join(row["packs"])
     if "kinds" not in row or row["outcome"] != PROVED:
         return
     yield "  %-32s%10s%10s%10s  %s" % ("GPU memory of a rank, MiB", "held", "leaves", "stays", "why it stays")

@@ -288,7 +288,7 @@ class RolloutOffload:
         self._remainder = _Remainder(self._tensors, self._tags)
         self._hooks = _Hooks(self._before_step, self.wait)
         self._paused = False
-        if enabled:
+        if self.enabled:
             _pools.check_version()
             self._hooks.install(self._tensors.optimizers)
 

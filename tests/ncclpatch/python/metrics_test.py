@@ -89,10 +89,16 @@ assert [name for name, _ in first if name == "amem_info"], first
 assert one(first, "amem_pauses_total") == 0 and one(first, "amem_resumes_total") == 0
 failures = {labels: value for (name, labels), value in first.items() if name == "amem_failures_total"}
 assert len(failures) == 10 and not any(failures.values()), failures
-allocate(); amem.pause(); amem.resume()
+allocate()
+used = parsed(amem.openmetrics())
+amem.pause(); amem.resume()
 later = parsed(amem.openmetrics())
 counters = lambda samples: {(name, labels) for name, labels in samples if name.endswith("_total")}
 assert counters(later) == counters(first), counters(later) ^ counters(first)
+gauges = lambda samples: {name for name, _ in samples if not name.endswith(("_total", "_info"))}
+assert not gauges(first), gauges(first)
+memory, times = {"amem_tag_bytes", "amem_class_bytes", "amem_paused"}, {"amem_last_pause_seconds", "amem_last_resume_seconds", "amem_last_phase_seconds"}
+assert memory <= gauges(used) and not times & gauges(used) and times <= gauges(later), gauges(later)
 """)
 
     def test_kept_bytes_by_reason(self):

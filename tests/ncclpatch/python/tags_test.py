@@ -263,6 +263,17 @@ class Blocks(OnTheFake):
         self.assertEqual(self.states(), ["resident"] * 3)
         self.assertFalse(offload.in_rollout())
 
+    def test_a_rollout_with_amem_enable_0_wraps_nothing(self):
+        class Optimizer:
+            def step(self):
+                pass
+
+        for off in (True, False):
+            optimizer = Optimizer()
+            with mock.patch.object(amem._calls, "lib", amem._library.Off() if off else self.library), self.subTest(off=off):
+                amem.rl.RolloutOffload([], optimizer)
+                self.assertEqual("step" in vars(optimizer), not off)
+
     def test_an_adapter_resumes_what_an_interrupt_left_paused(self):
         self.library.nccl_libraries = [{"under_amem": True}]
         with self.assertRaises(AssertionError):  # it is for the framework's next phase to resume it

@@ -8,6 +8,7 @@
 #include "journal/base/clock.h"
 #include "journal/base/errand.h"
 #include "journal/base/fork_guard.h"
+#include "journal/base/no_memory.h"
 #include "journal/codec.h"
 #include "journal/drain.h"
 #include "journal/journal.h"
@@ -227,7 +228,7 @@ class Writer final : public JournalWriter {
     }
   }
   Status Append(const Event& event) override {
-    Status appended = IsHere() ? core_->Append(event) : Elsewhere();
+    Status appended = IsHere() ? OrNoMemory([&] { return core_->Append(event); }) : Elsewhere();
     if (!appended && lasting_ && !ended_ && IsHere()) Lose(appended);
     return appended;
   }

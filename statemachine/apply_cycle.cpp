@@ -1,8 +1,18 @@
 #include <algorithm>
+#include <new>
 
 #include "statemachine/fold.h"
 
 namespace amem {
+
+// A failure's text is for people. The cycle goes on as the event says also where the system gives no memory for a copy of it.
+static void Say(std::string& failure, const std::string& why) {
+  try {
+    failure = why;
+  } catch (const std::bad_alloc&) {
+    failure = "no memory left";  // needs none
+  }
+}
 
 Status Fold::operator()(const CycleBegun& e) {
   const Owner owner = OwnerOf(e.pool);
@@ -10,9 +20,10 @@ Status Fold::operator()(const CycleBegun& e) {
   const bool half = owner->lifecycle == Lifecycle::kPausing || owner->lifecycle == Lifecycle::kResuming;
   const bool pause = e.kind == CycleKind::kPause;
   if (owner->lifecycle != (pause ? Lifecycle::kRunning : Lifecycle::kPaused) && !half) return Bad(LifecycleText(owner));
+  Cycle begun{e.kind, e.cycle, e.members, {}, {}, {}, half};  // before any change: there may be no memory for it
   owner->lifecycle = pause ? Lifecycle::kPausing : Lifecycle::kResuming;
   owner->cycles = std::max(owner->cycles, e.cycle);
-  owner->cycle = Cycle{e.kind, e.cycle, e.members, {}, {}, {}, half};
+  owner->cycle = std::move(begun);
   if (Pool* const pool = FindIn(s_.pools, owner.pool); pool != nullptr && pause) pool->keeps = e.keeps || (half && pool->keeps);
   return {};
 }
@@ -33,7 +44,7 @@ Status Fold::EndStep(const Step& step, PoolId pool, const std::string* failure) 
   if (owner->cycle.open_step != step) return Bad("that step was not begun");
   if (failure == nullptr) AMEM_TRY(DoStep(step, pool));
   owner->cycle.open_step.reset();
-  if (failure != nullptr) owner->cycle.failure = *failure;
+  if (failure != nullptr) Say(owner->cycle.failure, *failure);
   return {};
 }
 
@@ -47,7 +58,7 @@ Status Fold::operator()(const PhaseBegun& e) {
 
 Status Fold::operator()(const PhaseDecided& e) {
   AMEM_ASSIGN(const Owner owner, InCycle(e.pool));
-  if (!e.passed) owner->cycle.failure = e.message;
+  if (!e.passed) Say(owner->cycle.failure, e.message);
   return {};
 }
 
@@ -64,7 +75,8 @@ Status Fold::operator()(const CycleFailed& e) {
   const Owner owner = OwnerOf(e.pool);
   if (Waits(e.kind == CycleKind::kPause ? PhaseKind::kPauseArrive : PhaseKind::kResumeArrive, owner)) {
     // It never began, because not all have come, and is not counted.
-    owner->cycle = Cycle{e.kind, std::min(e.cycle, owner->cycles), {}, {}, {}, e.message};
+    owner->cycle = Cycle{e.kind, std::min(e.cycle, owner->cycles), {}, {}, {}, {}};
+    Say(owner->cycle.failure, e.message);
     return {};
   }
   AMEM_TRY(InCycle(e.pool).status());
@@ -74,7 +86,7 @@ Status Fold::operator()(const CycleFailed& e) {
   }
   owner->cycle.open_step.reset();
   owner->cycle.phase.reset();
-  owner->cycle.failure = e.message;
+  Say(owner->cycle.failure, e.message);
   return {};
 }
 
@@ -225,11 +237,11 @@ Status Fold::DoRelease(const Step& step, Allocation& a) {
   if (WhyKept(a) != KeepReason::kNone) return Bad("it must stay: " + std::string(ToText(WhyKept(a))));
   if (IsBound(step.allocation)) return Bad("a binding to a multicast object is in force");
   AMEM_CHECK(!a.placed(), step.allocation, a.slab);
-  a.resident = a.awaiting_restore = false;
   if (auto* const object = FindIn(s_.multicasts, step.allocation)) {
     object->missing = object->added;
     object->fresh = false;
   }
+  a.resident = a.awaiting_restore = false;
   return {};
 }
 

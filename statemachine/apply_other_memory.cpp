@@ -55,15 +55,21 @@ Status Fold::operator()(const Registered& e) {
     below.push_back(mapping.allocation);
   }
   // Again at that address: perhaps more bytes, or other memory, whose registration outlived what was there before.
-  Registration& r =
-      s_.registrations.try_emplace({e.address, e.library}, Registration{0, e.how, 0, {}, e.pins, e.card}).first->second;
+  const auto* const known = FindIn(s_.registrations, {e.address, e.library});
+  Registration r = known != nullptr ? *known : Registration{0, e.how, 0, {}, e.pins, e.card};
   ++r.count;
   r.bytes = std::max(r.bytes, e.bytes);
+  std::vector<AllocationId> added;
   for (const AllocationId id : below) {
     if (std::ranges::find(r.allocations, id) != r.allocations.end()) continue;
     r.allocations.push_back(id);
-    ++Find(id)->pinned;
-    if (!e.library.empty()) ++Find(id)->held;
+    added.push_back(id);
+  }
+  s_.registrations[{e.address, e.library}] = std::move(r);  // the last for which there may be no memory
+  for (const AllocationId id : added) {
+    Allocation* const a = Find(id);
+    ++a->pinned;
+    if (!e.library.empty()) ++a->held;
   }
   return {};
 }

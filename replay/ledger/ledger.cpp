@@ -110,27 +110,48 @@ std::pair<Lifecycle, std::uint64_t> Ledger::Progress() const {
   return {static_cast<Lifecycle>(now & 0xff), now >> 8};
 }
 
-static Status ApplyInMemory(State& state, const Event& event) {
-  return OrNoMemory([&] { return Apply(state, event); });
-}
+void Ledger::Record(EventBody body) { static_cast<void>(Recorded(std::move(body), true)); }
+bool Ledger::RecordIfThereIsMemory(EventBody body) { return Recorded(std::move(body), false); }
 
-void Ledger::Record(EventBody body) {
+bool Ledger::Recorded(EventBody body, bool happened) {
   const bool broken_before = !state_.broken.empty();
   const Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
-  if (const Status applied = ApplyInMemory(state_, event); !applied.ok()) {
-    if (std::visit(IsOnlyCounted{state_}, static_cast<const EventVariant&>(event.body))) {
-      ++dropped_events_;
-      return Record(PassedThrough{std::string(KindName(event.body.index())), "not counted: " + applied.message(), 0});
-    }
-    // The event happened, but the state cannot follow: its text becomes the reason why the session is broken.
-    if (std::holds_alternative<SessionBroken>(event.body))
-      state_.broken = applied.message();
-    else
-      Break("the state machine refused an event that happened: " + applied.message());
-    return;
+  bool had_memory = false;
+  const Status applied = OrNoMemory([&] {
+    AssertHeld();
+    Status done = Apply(state_, event);
+    had_memory = true;
+    return done;
+  });
+  if (!had_memory && !happened) return false;
+  if (!applied.ok()) {
+    CannotFollow(event, applied);
+    return true;
   }
   progress_.store(state_.cycles << 8 | static_cast<std::uint64_t>(state_.lifecycle), std::memory_order_release);
   if (journal_ != nullptr && !broken_before) Append(event);
+  return true;
+}
+
+// The event happened, but the state cannot follow.
+void Ledger::CannotFollow(const Event& event, const Status& why) {
+  if (std::holds_alternative<SessionBroken>(event.body)) {
+    static_cast<void>(OrNoMemory([&] {
+      AssertHeld();
+      state_.broken = why.message();
+      return Status{};
+    }));
+    if (state_.broken.empty()) state_.broken = NoMemory().message();
+  } else if (!std::visit(IsOnlyCounted{state_}, static_cast<const EventVariant&>(event.body))) {
+    BreakWith([&] { return "the state machine refused an event that happened: " + why.message(); });
+  } else {
+    ++dropped_events_;
+    static_cast<void>(OrNoMemory([&] {
+      AssertHeld();
+      Record(PassedThrough{std::string(KindName(event.body.index())), "not counted: " + why.message(), 0});
+      return Status{};
+    }));
+  }
 }
 
 void Ledger::LockAndRecord(EventBody body) {
@@ -143,14 +164,20 @@ void Ledger::Append(const Event& event) {
     if (event.time_ns >= renew_after_ns_) RenewJournal();
     return;
   }
-  lost_ = journal_->Append(event);
+  lost_ = OrNoMemory([&] {
+    AssertHeld();
+    return journal_->Append(event);
+  });
   lost_.ok() ? SnapshotIfDue() : RenewJournal();
 }
 
 // The state holds what could not be appended, so the fresh journal lacks only the events themselves.
 void Ledger::RenewJournal() {
   if (lost_.ok() || !state_.broken.empty()) return;
-  not_renewed_ = journal_->Renew(state_);
+  not_renewed_ = OrNoMemory([&] {
+    AssertHeld();
+    return journal_->Renew(state_);
+  });
   if (not_renewed_.ok()) lost_ = {};
   renew_after_ns_ = MonotonicNs() + kRenewAgainAfterNs;
 }
@@ -182,8 +209,19 @@ Status Ledger::AwaitFiles(Deadline until) {
           cuda::kNotReady};
 }
 
+template <class Words>
+void Ledger::BreakWith(const Words& words) {
+  if (!state_.broken.empty()) return;
+  const Status said = OrNoMemory([&] {
+    AssertHeld();
+    Record(SessionBroken{words()});
+    return Status{};
+  });
+  if (!said.ok()) state_.broken = said.message();
+}
+
 void Ledger::Break(const std::string& reason) {
-  if (state_.broken.empty()) Record(SessionBroken{reason});
+  BreakWith([&] { return reason; });
 }
 
 bool Ledger::IsFailedCheck(const Status& work) {
@@ -203,9 +241,11 @@ void Ledger::BreakSoonIfCheckFailed(const Status& work) {
 
 bool Ledger::Check(bool holds, std::string_view otherwise, SourceLine where) {
   if (holds) return true;
-  const std::string_view file = where.file.substr(where.file.rfind('/') + 1);  // npos + 1 is 0
-  Break(fmt::format("check failed at {}:{}: {}; this is a defect of AMem, report it with the journal", file, where.line,
-                    otherwise));
+  BreakWith([&] {
+    const std::string_view file = where.file.substr(where.file.rfind('/') + 1);  // npos + 1 is 0
+    return fmt::format("check failed at {}:{}: {}; this is a defect of AMem, report it with the journal", file, where.line,
+                       otherwise);
+  });
   return false;
 }
 
@@ -214,7 +254,12 @@ Status Ledger::Broken() const { return {Code::kBroken, state_.broken}; }
 void Ledger::SnapshotIfDue() {
   const bool in_cycle = state_.lifecycle == Lifecycle::kPausing || state_.lifecycle == Lifecycle::kResuming;
   if (!state_.broken.empty() || in_cycle || !journal_->SnapshotDue()) return;
-  journal_->SnapshotSoon(state_);  // if it fails, earlier events are kept and nothing is lost
+  // If it fails, earlier events are kept and nothing is lost.
+  static_cast<void>(OrNoMemory([&] {
+    AssertHeld();
+    journal_->SnapshotSoon(state_);
+    return Status{};
+  }));
 }
 
 DriverHandle Ledger::HandleOf(AllocationId allocation) const {

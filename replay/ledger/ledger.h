@@ -58,6 +58,9 @@ class CAPABILITY("ledger") Ledger {
   // the journal says so. If an append fails, the journal is lost (JournalLost); the state is kept up to date, and a fresh
   // journal begins once one can be written.
   void Record(EventBody body) REQUIRES(this);
+  // The same of something that has not happened unless it is recorded: false, and nothing is broken, if the system gives no
+  // memory for it.
+  [[nodiscard]] bool RecordIfThereIsMemory(EventBody body) REQUIRES(this);
   void LockAndRecord(EventBody body) EXCLUDES(this);
   // Without the lock, which a hanging driver call of another thread holds: how a pause or resume ended. It is recorded before
   // anything that a later holder of the lock records, or reads. Progress says it at once, whatever this one still records.
@@ -132,6 +135,12 @@ class CAPABILITY("ledger") Ledger {
   void NoteHolder();
   void RecordWhatEnded() REQUIRES(this);
   static bool IsFailedCheck(const Status& work);
+  // False: the system gives no memory for an event that has not `happened`.
+  bool Recorded(EventBody body, bool happened) REQUIRES(this);
+  void CannotFollow(const Event& event, const Status& why) REQUIRES(this);
+  // `words` gives the reason; without memory for that a short one is good enough.
+  template <class Words>
+  void BreakWith(const Words& words) REQUIRES(this);
   void Append(const Event& event) REQUIRES(this);
   void SnapshotIfDue() REQUIRES(this);
   static std::string KeyText(AllocationId key) { return ToText(key); }

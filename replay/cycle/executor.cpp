@@ -80,6 +80,18 @@ Status Executor::RunSteps(const PlannedPhase& phase) {
   return FailUnbegun(*last_copy, std::move(finished));
 }
 
+// A failure, or that there is no memory for a copy of its text.
+template <class Value>
+static Status StatusOf(const Result<Value>& result) {
+  return OrNoMemory([&] { return result.status(); });
+}
+
+void Executor::EndUnended() {
+  if (!cycle_.unended) return;
+  const Step step = *std::exchange(cycle_.unended, std::nullopt);
+  static_cast<void>(Fail(step, OrNoMemory([this] { return NoLedger(); })));
+}
+
 Status Executor::RunOne(const Step& step) {
   Result<StepTarget> target = Status{Code::kInvalid, "not known yet"};
   const auto perform = [&] { return OrNoMemory([&] { return performer_.Perform(step, *target); }); };
@@ -87,10 +99,10 @@ Status Executor::RunOne(const Step& step) {
     if (!ledger_.TryLockUntil(until_)) return NoLedger();
     const LedgerLock lock(ledger_, std::adopt_lock);
     if (!Exists(step)) return {};
-    if (cycle_.unended) static_cast<void>(Fail(*std::exchange(cycle_.unended, std::nullopt), NoLedger()));
+    EndUnended();
     ledger_.Record(StepBegun{step, pool_});
     target = OrNoMemory([&] { return performer_.TargetOf(step); });
-    if (!target.ok()) return Fail(step, target.status());
+    if (!target.ok()) return Fail(step, StatusOf(target));
     if (NeedsLock(step.kind)) return EndOne(step, *target, perform());
   }
   const auto handle = perform();
@@ -105,14 +117,29 @@ Status Executor::RunOne(const Step& step) {
 }
 
 Status Executor::EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) {
-  if (!handle.ok()) return Fail(step, handle.status());
+  if (!handle.ok()) return Fail(step, StatusOf(handle));
   if (!Exists(step)) return GiveBack(step, *handle);
-  for (const Network::Kept& kept : std::exchange(phase_->kept, {}))
-    if (ledger_.state().regions.contains(kept.region)) ledger_.Record(RegionKept{kept.region, kept.why});
-  NoteHandle(step, target, *handle);
-  ledger_.Record(StepDone{step, pool_});
-  if (*handle && target.multicast) ForgetBindings(step.allocation);
-  return {};
+  for (Network::Kept& kept : std::exchange(phase_->kept, {}))
+    if (ledger_.state().regions.contains(kept.region)) ledger_.Record(RegionKept{kept.region, std::move(kept.why)});
+  const Status noted = OrNoMemory([&]() -> Status {
+    ledger_.AssertHeld();
+    NoteHandle(step, target, *handle);
+    if (*handle) return ledger_.RecordIfThereIsMemory(StepDone{step, pool_}) ? Status{} : NoMemory();
+    ledger_.Record(StepDone{step, pool_});
+    return {};
+  });
+  if (!noted.ok()) {  // memory that nobody knows of would stay for ever
+    ledger_.ForgetHandle(step.allocation);
+    cycle_.renewed.erase(step.allocation);
+    static_cast<void>(OrNoMemory([&] { return driver_.Release(*handle); }));
+    return Fail(step, noted);
+  }
+  if (!*handle || !target.multicast) return {};
+  return OrNoMemory([&] {
+    ledger_.AssertHeld();
+    ForgetBindings(step.allocation);
+    return Status{};
+  });
 }
 
 Result<SharedAllocation> Executor::Shared(const Step& import) {
@@ -214,17 +241,32 @@ bool Executor::Exists(const Step& step) const {
 }
 
 Status Executor::GiveBack(const Step& step, DriverHandle handle) {
-  const Status given = handle ? driver_.Release(handle) : Status{};
-  const std::string why = ToText(step.allocation) + " was dropped meanwhile by the last peer that held it";
-  ledger_.Record(StepFailed{step, given.code(), given.driver_result(), given.ok() ? why : given.message(), {}, pool_});
+  Status given = OrNoMemory([&] { return handle ? driver_.Release(handle) : Status{}; });
+  StepFailed dropped{step, given.code(), given.driver_result(), NoMemory().message(), {}, pool_};
+  static_cast<void>(OrNoMemory([&] {
+    dropped.message =
+        given.ok() ? ToText(step.allocation) + " was dropped meanwhile by the last peer that held it" : given.message();
+    return Status{};
+  }));
+  ledger_.Record(std::move(dropped));
   return given;
 }
 
-Status Executor::Fail(const Step& step, Status why) {
-  why = why.Within(ToText(step));
-  ledger_.BreakIfCheckFailed(why);
+StepFailed Executor::Failure(const Step& step, const Status& why) {
   StepFailed failed{step, why.code(), why.driver_result(), why.message(), why.reported_by(), pool_};
   if (why.code() == Code::kOutOfMemory) failed.holders = HoldersOf(DeviceOf(step));
+  return failed;
+}
+
+Status Executor::Fail(const Step& step, Status why) {
+  StepFailed failed{step, why.code(), why.driver_result(), NoMemory().message(), why.reported_by(), pool_};
+  static_cast<void>(OrNoMemory([&] {
+    ledger_.AssertHeld();
+    why = why.Within(ToText(step));
+    failed = Failure(step, why);
+    return Status{};
+  }));
+  ledger_.BreakIfCheckFailed(why);
   ledger_.Record(std::move(failed));
   return why;
 }
@@ -251,6 +293,7 @@ std::vector<MemoryHolder> Executor::HoldersOf(std::optional<DeviceOrdinal> devic
 Status Executor::FailUnbegun(const Step& step, Status why) {
   if (!ledger_.TryLockUntil(until_)) return why;
   const LedgerLock lock(ledger_, std::adopt_lock);
+  EndUnended();
   ledger_.Record(StepBegun{step, pool_});
   return Fail(step, std::move(why));
 }

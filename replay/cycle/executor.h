@@ -129,13 +129,16 @@ class Executor final : private StepSide {
   };
   Status RunSteps(const PlannedPhase& phase);
   Status RunOne(const Step& step);
+  void EndUnended() REQUIRES(ledger_);
   Status EndOne(const Step& step, const StepTarget& target, const Result<DriverHandle>& handle) REQUIRES(ledger_);
   [[nodiscard]] bool Exists(const Step& step) const REQUIRES(ledger_);
   // Called when a step is done.
   void NoteHandle(const Step& step, const StepTarget& target, DriverHandle handle) REQUIRES(ledger_);
   void ForgetBindings(AllocationId multicast) REQUIRES(ledger_);
   Status GiveBack(const Step& step, DriverHandle handle) REQUIRES(ledger_);
+  // Records it with as much of the reason as there is memory for, so that the next step can begin.
   Status Fail(const Step& step, Status why) REQUIRES(ledger_);
+  StepFailed Failure(const Step& step, const Status& why) REQUIRES(ledger_);
   [[nodiscard]] std::optional<DeviceOrdinal> DeviceOf(const Step& step) const REQUIRES(ledger_);
   // Lets go of the ledger meanwhile, too.
   std::vector<MemoryHolder> HoldersOf(std::optional<DeviceOrdinal> device) REQUIRES(ledger_);

@@ -63,14 +63,19 @@ class UnendedCopies {
   void Set(const std::set<DeviceOrdinal>& devices) {
     const std::lock_guard lock(mutex_);
     since_ns_.clear();
+    all_known_ = false;  // where this throws
     for (const DeviceOrdinal device : devices) since_ns_.emplace(device, MonotonicNs());
+    all_known_ = true;
   }
   // The next pause or resume waits for these copies too, and may fail again meanwhile.
   Status Await(Copier& copier, Deadline until) {
-    const auto under_way = [this] {
+    const auto [under_way, all_known] = [this] {
       const std::lock_guard lock(mutex_);
-      return since_ns_;
+      return std::pair(since_ns_, all_known_);
     }();
+    if (!all_known)
+      return Status{Code::kRefused, "copies of a pause or resume for which there was no memory may be under way; repeat it"}
+          .Within("give memory back");
     for (const auto& [device, since] : under_way) {
       AMEM_TRY(copier.FinishCopies(device, until)
                    .Within("give memory back while copies of a pause or resume that failed are under way"));
@@ -81,8 +86,9 @@ class UnendedCopies {
   }
 
  private:
-  std::mutex mutex_;  // guards since_ns_
+  std::mutex mutex_;  // guards what follows
   std::map<DeviceOrdinal, std::uint64_t> since_ns_;
+  bool all_known_ = true;  // false: there was no memory to note all of them
 };
 
 }  // namespace amem

@@ -309,30 +309,41 @@ class Coordinator::Call final : public board::RoundHooks {
   // All had come, and the call failed on another member before this one had done anything, so the gate is open. A call of the
   // program must not find the scope pausing, where new memory cannot be recorded: all of a pause is recorded under one lock.
   // A paused scope refuses such calls itself. Nothing: the beginning could not be recorded.
-  std::optional<Status> JournalWhatOthersBegan(const Status& why, Ballot failed) {
+  std::optional<Status> JournalWhatOthersBegan(const Status& why, Ballot others_failed) {
     Ledger& ledger = scope_.context_.ledger;
     const Status told = scope_.CallerMessage(call_.kind, why);
-    const PhaseKind phase = PhaseOf(call_.kind, failed);
+    const PhaseKind phase = PhaseOf(call_.kind, others_failed);
+    CycleFailed failed = journal_.FailedAs(told, why);  // what has begun must end, for which there might be no memory then
+    const auto end = [&] {
+      ledger.AssertHeld();
+      static_cast<void>(OrNoMemory([&] {
+        ledger.AssertHeld();
+        journal_.Decided(phase, why);
+        return Status{};
+      }));
+      ledger.Record(std::move(failed));
+    };
     {
       if (!ledger.TryLockFor(kToRecord)) return {};
       const LedgerLock lock(ledger, std::adopt_lock);
       const Lifecycle now = ledger.state().LifecycleOf(scope_.pool_);
       if (now != Lifecycle::kRunning && now != Lifecycle::kPaused) return {};  // what an earlier call left is for a resume
-      round_.after_failed_undo = journal_.Begun();
+      const auto begun = journal_.Begun();
+      if (!begun.ok()) return {};
+      round_.after_failed_undo = *begun;
+      failed.cycle = call_.cycle;
       if (call_.kind == CycleKind::kPause) {
-        journal_.Decided(phase, why);
-        ledger.Record(journal_.FailedAs(told, why));
+        end();
         return told;
       }
     }
     if (why.code() == Code::kOutOfMemory) part_.CheckMemoryToo();
     if (!ledger.TryLockUntil(scope_.executor_.until())) {
-      ledger.RecordSoon(journal_.FailedAs(told, why));
+      ledger.RecordSoon(failed);
       return told;
     }
     const LedgerLock lock(ledger, std::adopt_lock);
-    journal_.Decided(phase, why);
-    ledger.Record(journal_.FailedAs(told, why));
+    end();
     return told;
   }
   // Keeps the scope's calls out, and begins the cycle in the journal.
@@ -343,7 +354,7 @@ class Coordinator::Call final : public board::RoundHooks {
       Ledger& ledger = scope_.context_.ledger;
       if (!ledger.TryLockUntil(scope_.executor_.until())) return LedgerIsHeld(ledger);
       const LedgerLock lock(ledger, std::adopt_lock);
-      round_.after_failed_undo = journal_.Begun();
+      AMEM_ASSIGN(round_.after_failed_undo, journal_.Begun());
     }
     round_.stage = Stage::kBegun;
     return part_.MakePlan();
@@ -359,51 +370,72 @@ class Coordinator::Call final : public board::RoundHooks {
     report_.cycle = call_.cycle;
     if (!outcome.failed) {
       part_.Conclude(std::move(report_), round_.began_ns);
-      return OpenGate({});
+      part_.OpenGate();
+      return {};
     }
-    std::vector<SessionId> culprits{outcome.culprit};
-    if (outcome.failed == Ballot::kCome && outcome.status.code() == Code::kTimeout) culprits = outcome.absent;
-    const Status why = Alone() && !round_.mine.ok() ? round_.mine : outcome.status;
+    if (round_.stage == Stage::kBegun) return Failed(outcome);
+    std::vector<SessionId> culprits = CulpritsOf(outcome);
+    const Status why = WhyFailed(outcome);
     NameCulprits(culprits);
-    if (round_.stage != Stage::kBegun) {
-      const bool others_began = round_.stage == Stage::kCome && round_.mine.ok();
-      const auto told = others_began ? JournalWhatOthersBegan(why, *outcome.failed) : std::nullopt;
-      if (!told) return OpenGate(NotBegun(why, culprits));
-      scope_.reports_.AddFailed(call_.kind, report_);
-      EndCopies(outcome);
-      LeaveContents(outcome, false);
-      return OpenGate(*told);
-    }
+    const bool others_began = round_.stage == Stage::kCome && round_.mine.ok();
+    const auto told = others_began ? JournalWhatOthersBegan(why, *outcome.failed) : std::nullopt;
+    if (!told) return NotBegun(why, culprits);
     scope_.reports_.AddFailed(call_.kind, report_);
-    return OpenGate(Failed(why, outcome));
+    EndCopies(outcome);
+    LeaveContents(outcome, false);
+    return *told;
   }
-  Status OpenGate(Status status) {
-    part_.OpenGate();
-    return status;
+  [[nodiscard]] static std::vector<SessionId> CulpritsOf(const board::RoundOutcome& outcome) {
+    if (outcome.failed == Ballot::kCome && outcome.status.code() == Code::kTimeout) return outcome.absent;
+    return {outcome.culprit};
+  }
+  [[nodiscard]] Status WhyFailed(const board::RoundOutcome& outcome) const {
+    return Alone() && !round_.mine.ok() ? round_.mine : outcome.status;
   }
 
-  Status Failed(const Status& why, const board::RoundOutcome& outcome) {
+  Status Failed(const board::RoundOutcome& outcome) {
     EndCopies(outcome);
-    Status undone = round_.left.ok() ? outcome.undo : round_.left;
-    // This call has released nothing; memory that an earlier call left released is still to be made anew.
-    if (undone.ok() && round_.after_failed_undo && outcome.ending == agreement::Ending::kRunning &&
-        *outcome.failed < Ballot::kGone)
-      undone = {Code::kBroken, "an earlier pause or resume that failed has left memory released here"};
-    const Status told = scope_.CallerMessage(call_.kind, why, undone);
-    CycleFailed failed = journal_.FailedAs(told, why, undone);
+    Status told = NoMemory();
+    CycleFailed failed = HowFailed(outcome, &told);
     failed.paused = call_.kind == CycleKind::kPause && outcome.ending == agreement::Ending::kPaused && round_.left.ok();
     bool saved = true;
     Ledger& ledger = scope_.context_.ledger;
     if (ledger.TryLockUntil(scope_.executor_.until())) {
       const LedgerLock lock(ledger, std::adopt_lock);
-      ledger.Record(failed);
+      ledger.Record(std::move(failed));
       saved = std::ranges::any_of(ledger.state().allocations,
                                   [&](const auto& item) { return item.second.saved && item.second.pool == scope_.pool_; });
     } else {
       ledger.RecordSoon(failed);
     }
     LeaveContents(outcome, saved);
+    part_.OpenGate();
     return told;
+  }
+  // How it ended is recorded also where there is no memory to say why, because the scope would otherwise be neither running nor
+  // paused.
+  CycleFailed HowFailed(const board::RoundOutcome& outcome, Status* told) {
+    // This call has released nothing; memory that an earlier call left released is still to be made anew.
+    const bool left_before = round_.left.ok() && outcome.undo.ok() && round_.after_failed_undo &&
+                             outcome.ending == agreement::Ending::kRunning && *outcome.failed < Ballot::kGone;
+    CycleFailed failed{.kind = call_.kind,
+                       .cycle = call_.cycle,
+                       .undone = round_.left.ok() && outcome.undo.ok() && !left_before,
+                       .message = NoMemory().message(),
+                       .code = outcome.status.code(),
+                       .driver_result = outcome.status.driver_result(),
+                       .pool = scope_.pool_};
+    static_cast<void>(OrNoMemory([&] {
+      const Status why = WhyFailed(outcome);
+      NameCulprits(CulpritsOf(outcome));
+      scope_.reports_.AddFailed(call_.kind, report_);
+      Status undone = round_.left.ok() ? outcome.undo : round_.left;
+      if (left_before) undone = {Code::kBroken, "an earlier pause or resume that failed has left memory released here"};
+      *told = scope_.CallerMessage(call_.kind, why, undone);
+      failed = journal_.FailedAs(*told, why, undone);
+      return Status{};
+    }));
+    return failed;
   }
   void EndCopies(const board::RoundOutcome& outcome) {
     if (call_.kind == CycleKind::kPause && *outcome.failed < Ballot::kGone) part_.EndCopies();

@@ -7,6 +7,7 @@
 #include "journal/base/addressed_once.h"
 #include "journal/base/deadline.h"
 #include "journal/base/mutex.h"
+#include "journal/base/no_memory.h"
 
 namespace amem {
 namespace {
@@ -93,10 +94,13 @@ Status CallGate::Close(std::chrono::milliseconds patience) {
     if (ThisThread::Passed* const own = Self().Free(); own != nullptr) *own = {this, 0, true};
     return {};
   }
-  const std::string inside = CallsInside();
+  const Status refused = OrNoMemory([&]() -> Status {
+    return {Code::kRefused,
+            fmt::format("a call that began before has not returned within {} ms: {}", patience.count(), CallsInside())};
+  });
   closed_.fetch_sub(1, std::memory_order_release);
   closed_.notify_all();
-  return {Code::kRefused, fmt::format("a call that began before has not returned within {} ms: {}", patience.count(), inside)};
+  return refused;
 }
 
 void CallGate::Open() {

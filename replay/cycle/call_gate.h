@@ -15,6 +15,7 @@
 #include <shared_mutex>
 #include <string>
 
+#include "journal/base/no_copies.h"
 #include "statemachine/types.h"
 
 namespace amem {
@@ -31,7 +32,7 @@ class CallGate {
   void unlock_shared();
 
   // Waits until no call is inside, and keeps others out until Open, which the same thread calls. kRefused: some calls did not
-  // return in time; the message names them, and the gate is open as before.
+  // return in time; the message names them, if there is memory for it. The gate is then open as before.
   Status Close(std::chrono::milliseconds patience);
   void Open();
 
@@ -65,9 +66,10 @@ class ScopeGates {
   std::map<PoolId, CallGate> tags_;  // never erased
 };
 
-struct OpenAtEnd {
-  CallGate& gate;
+struct OpenAtEnd : NoCopies {
+  explicit OpenAtEnd(CallGate& closed) : gate(closed) {}
   ~OpenAtEnd() { gate.Open(); }
+  CallGate& gate;
 };
 
 }  // namespace amem

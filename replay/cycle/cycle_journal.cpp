@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "journal/base/no_memory.h"
 #include "journal/base/process_sight.h"
 #include "replay/cycle/coordinator.h"
 
@@ -66,7 +67,7 @@ Status CycleJournal::CanPause() {
   return ledger_.CanPause();
 }
 
-bool CycleJournal::Begun() {
+Result<bool> CycleJournal::Begun() {
   ledger_.AssertHeld();
   call_.cycle = NumberOf(call_.kind, ledger_.state(), pool_);
   CycleBegun begun{.kind = call_.kind, .cycle = call_.cycle, .pool = pool_, .keeps = call_.options.keeps};
@@ -74,7 +75,7 @@ bool CycleJournal::Begun() {
     begun.members.push_back(member.session);
     begun.processes.push_back(AsMember(member));
   }
-  ledger_.Record(std::move(begun));
+  if (!ledger_.RecordIfThereIsMemory(std::move(begun))) return NoMemory();
   return ledger_.state().ScopeOf(pool_).cycle.after_failed_undo;
 }
 

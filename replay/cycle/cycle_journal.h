@@ -50,8 +50,8 @@ class CycleJournal {
   void NameCulprits(std::vector<CycleMember> culprits) { culprits_ = std::move(culprits); }
 
   // ---- with the ledger
-  // True: something is left to do of an earlier call whose undo failed.
-  bool Begun();
+  // True: something is left to do of an earlier call whose undo failed. Fails, and nothing has begun, without memory for it.
+  Result<bool> Begun();
   void Decided(PhaseKind phase, const Status& why);
 
   [[nodiscard]] CycleFailed FailedAs(const Status& told, const Status& why, const Status& undone = {}) const {

@@ -11,6 +11,12 @@
 
 namespace amem {
 
+// What a pause or resume that has ended can do without, if the system gives no memory for it. False: it does not.
+template <class Work>
+static bool Tidy(const Work& work) {
+  return OrNoMemory([&] { return work(), Status(); }).ok();
+}
+
 Status Coordinator::OwnPart::CloseGate(Deadline until) {
   Executor& executor = scope_.executor_;
   if (call_.kind == CycleKind::kPause) AMEM_TRY(ledger_.AwaitFiles(executor.until()));
@@ -24,7 +30,7 @@ Status Coordinator::OwnPart::CloseGate(Deadline until) {
             closed.message() + "; it waits for device" + devices +
                 ", where a stream is full of work that does not end: " + OrRaiseTheTimeout("let that end before")};
   }
-  closed_.reset(new OpenAtEnd{scope_.gate_});
+  closed_.emplace(scope_.gate_);
   if (call_.hooks.gate_closed) call_.hooks.gate_closed();
   executor.BeginCycle(scope_.context_.deadlines.OwnPartOf(until),
                       call_.options.after == nullptr ? ScanMode::kIdle : ScanMode::kBeside, call_.options.hosts_idle);
@@ -32,7 +38,7 @@ Status Coordinator::OwnPart::CloseGate(Deadline until) {
 }
 
 void Coordinator::OwnPart::OpenGate() {
-  if (closed_ != nullptr && call_.hooks.gate_opens) call_.hooks.gate_opens();
+  if (closed_ && call_.hooks.gate_opens) Tidy([&] { call_.hooks.gate_opens(); });
   closed_.reset();
 }
 
@@ -68,7 +74,7 @@ Status Coordinator::OwnPart::MakePlan() {
 }
 
 Status Coordinator::OwnPart::CanRun(PhaseKind phase) const {
-  AMEM_CHECK(closed_ != nullptr, phase);  // no call may touch the memory meanwhile
+  AMEM_CHECK(closed_.has_value(), phase);  // no call may touch the memory meanwhile
   AMEM_CHECK(phase_ <= phase);
   return {};
 }
@@ -186,32 +192,46 @@ void Coordinator::OwnPart::Conclude(CycleReport report, std::uint64_t began_ns) 
   report.total_ns = MonotonicNs() - began_ns;
   NoteCopies();
   bool discards = false;
-  {
-    const LedgerLock lock(ledger_);
-    CycleDone done{.kind = call_.kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = scope_.pool_};
-    if (call_.kind == CycleKind::kPause && backup.Saved()) {
+  CycleDone done{.kind = call_.kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = scope_.pool_};
+  if (call_.kind == CycleKind::kPause && backup.Saved())
+    Tidy([&] {
       const BackupStatistics contents = backup.Statistics();
       done.changed = contents.bytes_saved;
       done.unchanged = contents.bytes_unchanged;
       done.zero = contents.bytes_zero;
-    }
-    ledger_.Check(closed_ != nullptr, "a pause or resume is done, and its scope's calls were let in before");
+    });
+  {
+    const LedgerLock lock(ledger_);
+    ledger_.Check(closed_.has_value(), "a pause or resume is done, and its scope's calls were let in before");
     ledger_.Check(call_.kind == CycleKind::kResume || backup.QueuedOn().empty(),
                   "a pause is done, and copies from the memory that it released are under way");
     ledger_.Record(done);
-    scope_.host_memory_.Measure();
+    Tidy([&] {
+      ledger_.AssertHeld();
+      scope_.host_memory_.Measure();
+    });
     const auto* const pool = FindIn(ledger_.state().pools, scope_.pool_);
     discards = pool != nullptr && pool->policy == PoolPolicy::kDiscard;  // the next pause may save nothing
   }
-  if (call_.kind == CycleKind::kResume) discards ? backup.ForgetAll() : backup.RetainCopy();
+  if (call_.kind == CycleKind::kResume && (discards || !Tidy([&] { backup.RetainCopy(); }))) Tidy([&] { backup.ForgetAll(); });
   scope_.followed_ = false;
-  if (call_.kind == CycleKind::kPause && call_.options.after == nullptr) scope_.host_memory_.GiveSpareBack(began_ns);
-  scope_.reports_.AddDone(call_.kind, std::move(report));
+  Tidy([&] {
+    if (call_.kind == CycleKind::kPause && call_.options.after == nullptr) scope_.host_memory_.GiveSpareBack(began_ns);
+  });
+  Tidy([&] { scope_.reports_.AddDone(call_.kind, std::move(report)); });
+}
+
+void Coordinator::OwnPart::ForgetSave(bool undisturbed) {
+  if (!Tidy([&] { scope_.backup_.Abandon(undisturbed); })) Tidy([&] { scope_.backup_.ForgetAll(); });
+}
+
+void Coordinator::OwnPart::NoteCopies() {
+  Tidy([&] { scope_.unended_.Set(scope_.backup_.QueuedOn()); });
 }
 
 void Coordinator::OwnPart::EndCopies() {
   scope_.executor_.SetUntil(In(scope_.context_.deadlines.undo()));
-  static_cast<void>(scope_.executor_.EndCopies());
+  Tidy([&] { static_cast<void>(scope_.executor_.EndCopies()); });
 }
 
 }  // namespace amem

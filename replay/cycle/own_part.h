@@ -2,9 +2,10 @@
 #pragma once
 
 #include <functional>
-#include <memory>
+#include <optional>
 #include <string>
 
+#include "journal/base/no_copies.h"
 #include "replay/cycle/coordinator.h"
 #include "replay/cycle/cycle_journal.h"
 
@@ -18,10 +19,11 @@ Status AllNeighboursAreMembers(const State& state, PoolId pool, const std::strin
 Status ImportsCanLeave(const State& state, PoolId pool, const std::string& again);
 Status MulticastsCanLeave(const State& state);
 
-class Coordinator::OwnPart {
+class Coordinator::OwnPart : NoCopies {
  public:
   // All must outlive it.
   OwnPart(Coordinator& scope, const CycleCall& call) : scope_(scope), call_(call), ledger_(scope.context_.ledger) {}
+  ~OwnPart() { OpenGate(); }  // also where the call ended for want of memory
 
   // Keeps the scope's calls out, and readies the executor.
   Status CloseGate(Deadline until);
@@ -41,8 +43,8 @@ class Coordinator::OwnPart {
   // Tidies up after a failed pause: what cannot be finished now is left to the next call.
   void EndCopies();
   // `undisturbed`: nobody can have written to the memory since its contents were hashed.
-  void ForgetSave(bool undisturbed) { scope_.backup_.Abandon(undisturbed); }
-  void NoteCopies() { scope_.unended_.Set(scope_.backup_.QueuedOn()); }
+  void ForgetSave(bool undisturbed);
+  void NoteCopies();
   [[nodiscard]] PhaseKind phase() const { return phase_; }  // the last one that it began
 
  private:
@@ -57,8 +59,8 @@ class Coordinator::OwnPart {
   Coordinator& scope_;
   const CycleCall& call_;
   Ledger& ledger_;
-  std::unique_ptr<OpenAtEnd> closed_;  // the gate
-  Plan plan_;                          // of the way forward
+  std::optional<OpenAtEnd> closed_;  // the gate
+  Plan plan_;                        // of the way forward
   PhaseKind phase_{};
 };
 

@@ -8,6 +8,7 @@
 
 #include "journal/base/mutex.h"
 #include "journal/base/no_copies.h"
+#include "journal/base/no_memory.h"
 #include "replay/ledger/ledger.h"
 #include "replay/peers/peers.h"
 #include "statemachine/types.h"
@@ -42,7 +43,8 @@ class SCOPED_CAPABILITY NotifyingLock : NoCopies {
   ~NotifyingLock() RELEASE() {
     const std::vector<DroppedImports::Dropped> all = std::exchange(dropped_.all_, {});
     ledger_.unlock();
-    for (const DroppedImports::Dropped& one : all) dropped_.peers_->DropReference(one.remote, one.as);
+    for (const DroppedImports::Dropped& one : all)  // without memory its owner believes to the session's end that it is held
+      static_cast<void>(OrNoMemory([&] { return dropped_.peers_->DropReference(one.remote, one.as), Status(); }));
   }
 
  private:

@@ -342,7 +342,7 @@ bool NcclMemory::CutUpSlabOf(AllocationId allocation) {
     if (Passed(until)) return false;
     std::this_thread::sleep_for(kOpen);
   }
-  const OpenAtEnd open_at_end{gate};
+  const OpenAtEnd open_at_end(gate);
   if (calls_.paused()) return false;
   const auto [slab, device] = Inspect(ledger_, [&](const State& state) {
     const auto* const found = FindIn(state.allocations, allocation);

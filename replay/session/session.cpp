@@ -7,6 +7,8 @@
 #include <mutex>
 #include <utility>
 
+#include "journal/base/no_memory.h"
+
 namespace amem {
 
 // Host memory is registered with the driver only after NCCL left it alone for so long, because a start-up is full of calls.
@@ -102,16 +104,19 @@ void Session::CheckEnd(CycleKind kind) {
   ledger_.Check(false, "a " + std::string(ToText(kind)) + " that succeeded left NCCL's memory otherwise");
 }
 
-// In the thread of the cycle, with the gate closed and without the ledger's lock.
+// In the thread of the cycle, with the gate closed and without the ledger's lock. What NCCL waits for comes first: for the rest
+// there may be no memory.
 void Session::CycleEnded(CycleKind kind) {
-  if (ledger_.TryLockFor(kToTidyUp)) {
-    const NotifyingLock lock(ledger_, dropped_, std::adopt_lock);
-    allocations_.RetireEmptySlabs(ledger_);  // slabs that emptied during the cycle, because peers died or let go late
-    if (kind == CycleKind::kResume) calls_.EndRefusals(ledger_);
-  }
   const bool runs = Progress().lifecycle == Lifecycle::kRunning;
   if (runs && options_.network != nullptr) options_.network->Open();
   calls_.SetPaused(!runs);
+  static_cast<void>(OrNoMemory([&]() -> Status {
+    if (!ledger_.TryLockFor(kToTidyUp)) return {};
+    const NotifyingLock lock(ledger_, dropped_, std::adopt_lock);
+    allocations_.RetireEmptySlabs(ledger_);  // slabs that emptied during the cycle, because peers died or let go late
+    if (kind == CycleKind::kResume) calls_.EndRefusals(ledger_);
+    return {};
+  }));
 }
 
 Status Session::Pause() { return Cycle(CycleKind::kPause, {}); }

@@ -40,10 +40,16 @@ std::uint64_t SumOfFacts(std::span<const std::uint64_t> words, std::uint64_t pub
   return sum.value();
 }
 
-// Facts as words.
+// Facts as words, in their place in the page, or only counted. Takes no memory, for which a call might have none at its end.
 class FactWriter {
  public:
-  void Add(std::uint64_t word) { words_.push_back(word); }
+  FactWriter() = default;
+  FactWriter(FactCopy& copy, std::uint64_t published) : copy_(&copy) { sum_.Add(published); }
+  void Add(std::uint64_t word) {
+    if (copy_ != nullptr) copy_->words[count_].store(word, std::memory_order_relaxed);
+    sum_.Add(word);
+    ++count_;
+  }
   void Add(const std::string& text) {
     Add(text.size());
     for (std::size_t at = 0; at < text.size(); at += 8) {
@@ -52,10 +58,13 @@ class FactWriter {
       Add(word);
     }
   }
-  [[nodiscard]] const std::vector<std::uint64_t>& words() const { return words_; }
+  [[nodiscard]] std::size_t count() const { return count_; }
+  [[nodiscard]] std::uint64_t sum() const { return sum_.value(); }  // as SumOfFacts
 
  private:
-  std::vector<std::uint64_t> words_;
+  FactCopy* copy_ = nullptr;
+  std::size_t count_ = 0;
+  Fnv1a sum_;
 };
 
 class FactReader {
@@ -95,8 +104,7 @@ class FactReader {
   bool ok_ = true;
 };
 
-std::vector<std::uint64_t> AsWords(const SessionFacts& facts) {
-  FactWriter out;
+void Write(const SessionFacts& facts, FactWriter& out) {
   out.Add(facts.host);
   out.Add(static_cast<std::uint32_t>(facts.pid));
   out.Add(static_cast<std::uint32_t>(facts.rank));
@@ -117,7 +125,6 @@ std::vector<std::uint64_t> AsWords(const SessionFacts& facts) {
     out.Add(scope.neighbours.size());
     for (const SessionId neighbour : scope.neighbours) out.Add(neighbour.value);
   }
-  return out.words();
 }
 
 std::optional<SessionFacts> FactsIn(std::span<const std::uint64_t> words) {
@@ -167,21 +174,24 @@ Result<SessionPage> SessionPage::Make(SessionId session) {
 LifeWords& SessionPage::life() const { return WordsIn(pages_).life; }
 
 Status SessionPage::Publish(const SessionFacts& facts) {
-  const std::vector<std::uint64_t> words = AsWords(facts);
-  if (words.size() > kFactWords) {
+  FactWriter counted;
+  Write(facts, counted);
+  const std::size_t count = counted.count();
+  if (count > kFactWords) {
     return {Code::kOutOfMemory,
             fmt::format("a session's page has place for {} words, and {} are needed: too many sessions share memory",
-                        kFactWords, words.size())};
+                        kFactWords, count)};
   }
   PageWords& page = WordsIn(pages_);
   const std::uint64_t published = page.published.load() + 1;
   FactCopy& copy = page.copies[published % 2];
   AMEM_TRY(pages_.Reserve(static_cast<Bytes>(reinterpret_cast<std::byte*>(&copy) - pages_.data()),
-                          offsetof(FactCopy, words) + words.size() * sizeof(std::uint64_t)));
+                          offsetof(FactCopy, words) + count * sizeof(std::uint64_t)));
   std::atomic_thread_fence(std::memory_order_release);  // who sees any of these words sees what was published before them
-  for (std::size_t i = 0; i < words.size(); ++i) copy.words[i].store(words[i], std::memory_order_relaxed);
-  copy.length.store(words.size(), std::memory_order_relaxed);
-  copy.sum.store(SumOfFacts(words, published), std::memory_order_relaxed);
+  FactWriter written(copy, published);
+  Write(facts, written);
+  copy.length.store(count, std::memory_order_relaxed);
+  copy.sum.store(written.sum(), std::memory_order_relaxed);
   page.published.store(published);
   return {};
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "journal/base/clock.h"
+#include "journal/base/no_memory.h"
 #include "statemachine/check.h"
 
 namespace amem {
@@ -27,11 +28,11 @@ CallMembers::CallMembers(const ConnectionContext& context, PeerService& service,
   own_.call_since_ns = MonotonicNs();
 }
 
-// The last that its page says of this call.
+// The last that its page says of this call. For that it needs no memory, unless nothing was published of it.
 CallMembers::~CallMembers() {
-  NoteProgress();
+  static_cast<void>(OrNoMemory([this] { return NoteProgress(), Status(); }));
   own_.call.reset();
-  static_cast<void>(pages().Publish(std::move(own_)));
+  static_cast<void>(OrNoMemory([this] { return pages().Publish(std::move(own_)); }));
 }
 
 // While a driver call holds the ledger it is not known, and is as it was.

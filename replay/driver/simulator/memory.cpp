@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <iterator>
+#include <new>
 
 #include "replay/driver/simulator/internal.h"
 #include "replay/driver/simulator/memfd.h"
@@ -23,7 +24,13 @@ DriverHandle Simulator::Adopt(std::shared_ptr<Physical> memory) {
   memory->handle = DriverHandle{next_handle_++};
   memory->references = 1;
   const DriverHandle handle = memory->handle;
-  memories_.emplace(handle.value, std::move(memory));
+  const auto key = memory->key;
+  try {
+    memories_.emplace(handle.value, std::move(memory));
+  } catch (const std::bad_alloc&) {  // a call that fails takes nothing
+    world_->DropReference(member_, key);
+    throw;
+  }
   return handle;
 }
 
@@ -252,8 +259,8 @@ Status Simulator::Map(Address address, Bytes bytes, Bytes offset, DriverHandle h
       return fail(cuda::kOperatingSystem, Errno("mmap"));
     }
   }
-  ++memory->mappings;
   mappings_.emplace(address, Mapped{bytes, memory, {}});
+  ++memory->mappings;
   return {};
 }
 

@@ -19,7 +19,7 @@
 #include "ncclpatch/nccl/gate.h"
 #include "ncclpatch/nccl/graphs.h"
 #include "ncclpatch/nccl/places.h"
-#include "tests/ncclpatch/nccl/without_memory.h"
+#include "tests/without_memory.h"
 
 namespace amem::nccl {
 namespace {
@@ -247,7 +247,7 @@ TEST_F(Launches, go_on_once_they_are_let_go_although_there_is_no_memory) {
   ncclComm* const comm = Make("let go", 0, 2);
   EXPECT_EQ(launches::Hold({.version = 1}).version, 1U);
   {
-    const WithoutMemory none;
+    const test::WithoutMemory none;
     EXPECT_NO_THROW(launches::LetGo());
   }
   EXPECT_EQ(launches::Read().version, 0U) << "the gate is open";

@@ -5,6 +5,8 @@
 //   kExported  the name libcuda exports it under (they differ by a version suffix)
 //   Call(real, arguments...)  runs in its place
 //   Function   its C type; not needed if it follows from Call, or from With(pass, arguments...), which Call uses
+//   WithoutMemory()  what the caller gets where there is no memory for bookkeeping; needed where zero is a success and it is
+//            neither CUresult nor int
 //   kSince, kBefore  the CUDA versions, kSince <= version < kBefore, in which kName means this function
 // One name can stand for several real functions (default streams, versions with one signature). Each real function has an entry
 // point of its own, a variant.
@@ -17,6 +19,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -74,6 +77,23 @@ auto TypeOf() {
     return decltype(TypeBehind(&E::Call))();
 }
 
+// What a caller gets where the system gives no memory for the bookkeeping of its call: a failure, of E's own (WithoutMemory)
+// where zero or null is none.
+template <class E, class R>
+R FailureWithoutMemory() {
+  if constexpr (requires { E::WithoutMemory(); }) {
+    return E::WithoutMemory();
+  } else if constexpr (std::is_same_v<R, CUresult>) {
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  } else if constexpr (std::is_same_v<R, int>) {  // of ibverbs and GDRCopy
+    return errno = ENOMEM;
+  } else {
+    static_assert(std::is_pointer_v<R> || std::is_void_v<R>, "zero may be a success");
+    errno = ENOMEM;
+    return R();
+  }
+}
+
 template <class E, class F = typename decltype(TypeOf<E>())::type>
 struct Thunk;
 template <class E, class R, class... A>
@@ -86,9 +106,8 @@ struct Thunk<E, R(A...)> {
     if (inert.load(std::memory_order_relaxed)) return real(arguments...);
     try {
       return E::Call(real, arguments...);
-    } catch (const std::exception&) {  // out of memory for bookkeeping; NCCL's C code must not see an exception
-      if constexpr (std::is_same_v<R, CUresult>) return CUDA_ERROR_OUT_OF_MEMORY;
-      return R{};
+    } catch (const std::exception&) {  // NCCL's C code must not see it
+      return FailureWithoutMemory<E, R>();
     }
   }
 

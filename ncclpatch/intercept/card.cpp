@@ -39,11 +39,7 @@ void Card::Closed() {
   context_.store(nullptr);
   Reopen();
   const std::lock_guard lock(mutex_);
-  for (auto& [number, pair] : pairs_) {
-    Put(nullptr, number);
-    ended_.push_back(pair);
-  }
-  pairs_.clear();
+  while (!pairs_.empty()) End(pairs_.begin());
 }
 
 CountedPair* Card::Find(std::uint32_t number) const {
@@ -82,13 +78,17 @@ CountedPair& Card::Counted(std::uint32_t number) {
   return unseen_;
 }
 
+// Takes no memory.
+std::shared_ptr<CountedPair> Card::End(Pairs::iterator pair) {
+  Put(nullptr, pair->first);  // its page is there
+  return ended_.insert(pairs_.extract(pair))->second;
+}
+
 std::shared_ptr<CountedPair> Card::Remove(std::uint32_t number) {
   const std::lock_guard lock(mutex_);
   const auto found = pairs_.find(number);
   if (found == pairs_.end()) return nullptr;
-  Put(nullptr, number);
-  ended_.push_back(found->second);
-  return std::move(pairs_.extract(found).mapped());
+  return End(found);
 }
 
 // The sends of one list, by what says that they have ended: a completion, which is counted; nothing, so that what they read is

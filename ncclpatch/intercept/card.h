@@ -77,7 +77,9 @@ class Card final : public TrafficGate {
   void WaitedInVain(std::chrono::nanoseconds waited) override;
   [[nodiscard]] CountedPair* Find(std::uint32_t number) const;
   [[nodiscard]] CountedPair& Counted(std::uint32_t number);
+  using Pairs = std::map<std::uint32_t, std::shared_ptr<CountedPair>>;
   bool Put(CountedPair* pair, std::uint32_t number);
+  std::shared_ptr<CountedPair> End(Pairs::iterator pair);
   bool Enter(std::atomic<std::int64_t>& count, std::int64_t posted);
 
   std::atomic<verbs::Context*> context_{nullptr};
@@ -87,8 +89,8 @@ class Card final : public TrafficGate {
   std::atomic<bool> uses_unseen_{false};
   std::unique_ptr<std::array<std::atomic<Page*>, std::size_t{1} << (kNumberBits - kPageBits)>> pages_;
   std::mutex mutex_;  // guards the pairs' list
-  std::map<std::uint32_t, std::shared_ptr<CountedPair>> pairs_;
-  std::vector<std::shared_ptr<CountedPair>> ended_;  // a thread may still count there
+  Pairs pairs_;
+  std::multimap<std::uint32_t, std::shared_ptr<CountedPair>> ended_;  // a thread may still count there
 };
 
 }  // namespace amem::intercept

@@ -60,7 +60,8 @@ bool Registrations::Note(Extent part, const std::string& how, const std::string&
   record.library = library;
   Session* const session = Runtime::Get().started();
   if (session == nullptr || part.bytes == 0 || !session->records().NoteRegistration(record)) return false;
-  if (library.empty()) Forever<CardBuffers>().Registered(*session, part.address);
+  if (library.empty())
+    static_cast<void>(OrNoMemory([&] { return Forever<CardBuffers>().Registered(*session, part.address), Status(); }));
   return true;
 }
 
@@ -154,10 +155,11 @@ Registrations::Exporting Registrations::ExportedAs(int descriptor) {
 }
 
 void Registrations::Add(RegionKey key, Extent part, const char* how, int descriptor, Registered record) {
-  const std::string library = OtherLibrary();
+  std::string library = OtherLibrary();
   if (library.empty() && key.registrar != Registrar::kGdrCopy) CardBuffers::ThreadUsesCard();  // GDRCopy is no card
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
+  region.held.parts.reserve(region.held.parts.size() + 1);  // once it is recorded no memory is needed
   ++region.uses;
   const Export* const exported = FindIn(exported_, descriptor);
   // Memory that is not AMem's is not recorded.
@@ -166,7 +168,7 @@ void Registrations::Add(RegionKey key, Extent part, const char* how, int descrip
   if (id) record.flags = flags;
   if (!Note(part, ByDmaBuf(how, flags), library, std::move(record))) return;
   region.held.parts.push_back(part);
-  region.held.library = library;
+  region.held.library = std::move(library);
   region.held.region = id;
 }
 
@@ -196,8 +198,12 @@ void Registrations::Forget(const std::vector<Extent>& parts, const std::string& 
 Still HoldStill(const std::vector<Extent>& parts) {
   Session* session = Runtime::Get().started();
   if (session == nullptr || parts.empty()) return {};
-  auto nccl = session->calls().EnterCall();
-  return {std::move(nccl), session->calls().EnterTags(parts, "a deregistration")};
+  Still still{session->calls().EnterCall(), {}};
+  static_cast<void>(OrNoMemory([&] {
+    still.tags = session->calls().EnterTags(parts, "a deregistration");
+    return Status();
+  }));
+  return still;
 }
 
 HandingOut::HandingOut(CUmemGenericAllocationHandle handle) {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "journal/base/no_memory.h"
 #include "ncclpatch/intercept/intercept.h"
 
 namespace amem::intercept {
@@ -133,7 +134,8 @@ class HandingOut {
   InTags tag_;
 };
 
-// Held while a registration is undone: waits for a pause or resume, which relies on what cards hold.
+// Held while a registration is undone: waits for a pause or resume, which relies on what cards hold. Without memory for the
+// gates of tags only for those of NCCL's memory, because the card must not keep what its owner gives back.
 struct Still {
   std::shared_lock<CallGate> nccl;
   InTags tags;
@@ -146,10 +148,14 @@ int Deregister(RegionKey key, const MakeCall& make_call) {
   Registrations::Held held = Forever<Registrations>().Take(key);
   const Still still = HoldStill(held.parts);
   const int result = make_call();
-  if (result == 0)
-    Registrations::Forget(held.parts, held.library, held.region);
-  else
-    Forever<Registrations>().PutBack(key, std::move(held));
+  // Where there is no memory for it, the memory stays pinned.
+  static_cast<void>(OrNoMemory([&] {
+    if (result == 0)
+      Registrations::Forget(held.parts, held.library, held.region);
+    else
+      Forever<Registrations>().PutBack(key, std::move(held));
+    return Status();
+  }));
   return result;
 }
 

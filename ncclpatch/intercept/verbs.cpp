@@ -40,6 +40,9 @@ void* Refused() {
   return nullptr;
 }
 
+// What NCCL does not get the card must not hold, because no pause would know of it.
+void GiveBack(Registrar registrar, void* region);
+
 // `way`: how it is done again, where it can be.
 template <class MakeCall>
 void* Register(const char* call, Registrar registrar, Extent part, const char* how, const MakeCall& make_call,
@@ -48,15 +51,20 @@ void* Register(const char* call, Registrar registrar, Extent part, const char* h
   if (gate.refused()) return Refused();
   void* region = make_call();
   if (region == nullptr || (!gate.concerns() && OfAnother::now != 0)) return region;
-  Registered record;
-  if (way != nullptr && OfAnother::now == 0 && Forever<Cards>().on()) {
-    std::string pins;
-    if (auto* const shadow = Forever<Cards>().Shadow(static_cast<verbs::Region*>(region), part, *way, &record, &pins))
-      region = shadow;
-    record.pins = pins;
-  }
-  Forever<Registrations>().Add(KeyOf(registrar, region), part, how, descriptor, std::move(record));
-  return region;
+  const Status recorded = OrNoMemory([&]() -> Status {
+    Registered record;
+    if (way != nullptr && OfAnother::now == 0 && Forever<Cards>().on()) {
+      std::string pins;
+      if (auto* const shadow = Forever<Cards>().Shadow(static_cast<verbs::Region*>(region), part, *way, &record, &pins))
+        region = shadow;
+      record.pins = pins;
+    }
+    Forever<Registrations>().Add(KeyOf(registrar, region), part, how, descriptor, std::move(record));
+    return {};
+  });
+  if (recorded.ok()) return region;
+  GiveBack(registrar, region);
+  return errno = ENOMEM, nullptr;
 }
 // The same for [offset, offset + bytes) of a dma-buf.
 template <class MakeCall>
@@ -65,7 +73,7 @@ void* RegisterDmaBuf(const char* call, Registrar registrar, int descriptor, std:
   const Extent whole = Forever<Registrations>().ExportedAs(descriptor).part;
   const Extent part = whole.bytes == 0 ? Extent{} : Extent{whole.address + offset, bytes};
   void* region = Register(call, registrar, part, "dma-buf", make_call, descriptor, way);
-  Forever<Registrations>().Consumed(descriptor);
+  static_cast<void>(OrNoMemory([&] { return Forever<Registrations>().Consumed(descriptor), Status(); }));
   return region;
 }
 
@@ -140,13 +148,21 @@ struct DeregisterHandle : Named<Name> {
   }
 };
 using DeregMr = DeregisterHandle<"ibv_dereg_mr", Registrar::kVerbs>;  // also of what mlx5dv_reg_dmabuf_mr gave
+using UmemDereg = DeregisterHandle<"mlx5dv_devx_umem_dereg", Registrar::kUserMemory>;
 // NCCL looks all functions up before it registers anything.
-DeregisterCall* RealDeregister() {
-  for (const auto& real : replacements::Thunk<DeregMr>::reals)
+template <class Replaced>
+DeregisterCall* RealOf() {
+  for (const auto& real : replacements::Thunk<Replaced>::reals)
     if (void* const found = real.load()) return reinterpret_cast<DeregisterCall*>(found);
   return [](void*) { return ENOSYS; };
 }
-using UmemDereg = DeregisterHandle<"mlx5dv_devx_umem_dereg", Registrar::kUserMemory>;
+DeregisterCall* RealDeregister() { return RealOf<DeregMr>(); }
+void GiveBack(Registrar registrar, void* region) {
+  if (registrar == Registrar::kVerbs)
+    DeregMr::Call(RealDeregister(), region);
+  else
+    UmemDereg::Call(RealOf<UmemDereg>(), region);
+}
 
 struct RegMrEx : Instead<RegMrEx, "ibv_reg_mr_ex"> {
   struct Input {  // ibv_mr_init_attr
@@ -242,6 +258,7 @@ struct FileError {  // CUfileError_t
 };
 struct FileRegister : Instead<FileRegister, "cuFileBufRegister"> {
   static constexpr int kInvalid = 5022;  // CU_FILE_INVALID_VALUE
+  static FileError WithoutMemory() { return {kInvalid, 0}; }
   static FileError With(const Pass<FileError>& pass, const void* address, size_t bytes, int) {
     const Extent part = PartAt(address, bytes);
     const Registering gate(kName, part);
@@ -252,6 +269,7 @@ struct FileRegister : Instead<FileRegister, "cuFileBufRegister"> {
   }
 };
 struct FileDeregister : Instead<FileDeregister, "cuFileBufDeregister"> {
+  static FileError WithoutMemory() { return FileRegister::WithoutMemory(); }
   static FileError With(const Pass<FileError>& pass, const void* address) {
     FileError result{};
     Deregister(KeyOf(Registrar::kFile, address), [&] { return (result = pass()).file; });
@@ -259,11 +277,16 @@ struct FileDeregister : Instead<FileDeregister, "cuFileBufDeregister"> {
   }
 };
 
-// With AMEM_NETWORK=renew: the contexts that NCCL opens, and their queue pairs, are counted (Cards).
+// With AMEM_NETWORK=renew: the contexts that NCCL opens, and their queue pairs, are counted (Cards). What there is no memory to
+// count is NCCL's all the same: its registrations then pin, or its card is never quiet.
+template <class Count>
+void CountIfThereIsMemory(const Count& count) {
+  static_cast<void>(OrNoMemory([&] { return count(), Status(); }));
+}
 struct OpenDevice : Named<"ibv_open_device"> {
   static verbs::Context* Call(verbs::Context* (*real)(void*), void* device) {
     verbs::Context* const context = real(device);
-    Forever<Cards>().Opened(context);
+    CountIfThereIsMemory([&] { Forever<Cards>().Opened(context); });
     return context;
   }
 };
@@ -276,7 +299,7 @@ struct CreatePair : Named<"ibv_create_qp"> {
   static verbs::Pair* Call(verbs::Pair* (*real)(void*, verbs::PairWanted*), void* domain, verbs::PairWanted* wanted) {
     verbs::Pair* const pair = real(domain, wanted);
     Card* const card = pair == nullptr ? nullptr : Forever<Cards>().CardOf(pair->context);
-    if (card != nullptr) card->Add(*pair, *wanted);
+    if (card != nullptr) CountIfThereIsMemory([&] { card->Add(*pair, *wanted); });
     return pair;
   }
 };
@@ -284,9 +307,10 @@ struct CreatePair : Named<"ibv_create_qp"> {
 struct DestroyPair : Named<"ibv_destroy_qp"> {
   static int Call(int (*real)(verbs::Pair*), verbs::Pair* pair) {
     Card* const card = pair == nullptr ? nullptr : Forever<Cards>().CardOf(pair->context);
-    auto counted = card == nullptr ? nullptr : card->Remove(pair->number);
+    std::shared_ptr<CountedPair> counted;
+    if (card != nullptr) CountIfThereIsMemory([&] { counted = card->Remove(pair->number); });
     const int result = real(pair);
-    if (result != 0 && counted != nullptr) card->PutBack(std::move(counted));
+    if (result != 0 && counted != nullptr) CountIfThereIsMemory([&] { card->PutBack(std::move(counted)); });
     return result;
   }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "replay/session/lower_parts.h"
@@ -53,7 +54,7 @@ bool Records::TryNote(std::span<const EventBody> facts, std::chrono::millisecond
 bool Records::NoteRegistration(const Registered& registered) {
   const LedgerLock lock(ledger_);
   if (Touching(ledger_.state().mappings, registered.address, registered.bytes).empty()) return false;
-  ledger_.Record(registered);
+  if (!ledger_.RecordIfThereIsMemory(registered)) throw std::bad_alloc();
   return true;
 }
 

@@ -45,7 +45,8 @@ class Records : NoCopies {
   std::optional<LegacyAllocated> NoteFree(LegacyFreed freed);
 
   // ---- what other libraries hold of AMem's memory, NCCL's or a tag's
-  // Records a registration. False: none of that memory is AMem's, and nothing was recorded.
+  // Records a registration. False: none of that memory is AMem's, and nothing was recorded. Throws std::bad_alloc where the
+  // system gives no memory for the record: then the registration must be undone.
   bool NoteRegistration(const Registered& registered);
   // Why a pause could not undo a registration of that memory, so that it must be recorded without a region; empty: it could.
   std::string WhyPins(const Extent& part);

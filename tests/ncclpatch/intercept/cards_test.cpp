@@ -8,6 +8,7 @@
 
 #include "ncclpatch/intercept/live_keys.h"
 #include "tests/ncclpatch/intercept/with_card.h"
+#include "tests/without_memory.h"
 
 #if __has_include(<infiniband/verbs.h>)
 #include <infiniband/verbs.h>
@@ -994,6 +995,129 @@ TEST_F(CardsTest, a_tag_and_its_pause_know_nothing_of_it) {
   g_card.CompleteAll();
   EXPECT_EQ(Poll(), 1);
 }
+
+#ifndef AMEM_SANITIZED  // tests/without_memory.cpp
+using test::WithMemory;
+using test::WithoutMemory;
+
+// The card has memory of its own, and counts what it has made and not taken back.
+int g_made = 0;
+verbs::Context* OpenWithMemory(void* device) {
+  const WithMemory of_the_card;
+  return ++g_made, test::OpenCard(device);
+}
+int CloseWithMemory(verbs::Context* context) {
+  const WithMemory of_the_card;
+  return --g_made, test::CloseCard(context);
+}
+verbs::Pair* MakePairWithMemory(void* domain, verbs::PairWanted* wanted) {
+  const WithMemory of_the_card;
+  return ++g_made, test::MakePair(domain, wanted);
+}
+int EndPairWithMemory(verbs::Pair* pair) {
+  const WithMemory of_the_card;
+  return --g_made, test::EndPair(pair);
+}
+void* RegisterWithMemory(void* domain, void* address, size_t bytes, int access) {
+  const WithMemory of_the_card;
+  return test::RegisterRegion(domain, address, bytes, access);
+}
+
+class CardsWithoutMemory : public CardsTest {
+ protected:
+  // With ever more memory before an allocation fails, until none does.
+  template <class Call>
+  static void Each(const Call& call) {
+    bool refused = true;
+    for (std::uint64_t spared = 0; refused && !HasFailure(); ++spared) {
+      SCOPED_TRACE(spared);
+      ASSERT_LT(spared, 1000U);
+      call([&](const auto& without) {
+        const WithoutMemory none(spared, 1);
+        auto result = without();
+        refused = WithoutMemory::HasRefused();
+        return result;
+      });
+    }
+  }
+
+  decltype(&OpenWithMemory) open_ = Verbs("ibv_open_device", &OpenWithMemory);
+  decltype(&CloseWithMemory) close_ = Verbs("ibv_close_device", &CloseWithMemory);
+  decltype(&MakePairWithMemory) make_pair_ = Verbs("ibv_create_qp", &MakePairWithMemory);
+  decltype(&EndPairWithMemory) end_pair_ = Verbs("ibv_destroy_qp", &EndPairWithMemory);
+  decltype(&RegisterWithMemory) register_ = Verbs("ibv_reg_mr", &RegisterWithMemory);
+};
+
+TEST_F(CardsWithoutMemory, a_device_and_a_pair_are_given_to_nccl_and_taken_back) {
+  Each([&](const auto& without) {
+    verbs::Context* const context = without([&] { return open_(&device_); });
+    ASSERT_NE(context, nullptr);
+    EXPECT_EQ(close_(context), 0);
+  });
+  Each([&](const auto& without) {
+    verbs::Context* const context = open_(&device_);
+    EXPECT_EQ(without([&] { return close_(context); }), 0);
+    EXPECT_EQ(g_made, 0);
+  });
+  verbs::PairWanted wanted{};
+  Each([&](const auto& without) {
+    verbs::Pair* const pair = without([&] { return make_pair_(&domain_, &wanted); });
+    ASSERT_NE(pair, nullptr);
+    EXPECT_EQ(end_pair_(pair), 0);
+  });
+  Each([&](const auto& without) {
+    verbs::Pair* const pair = make_pair_(&domain_, &wanted);
+    EXPECT_EQ(without([&] { return end_pair_(pair); }), 0);
+    EXPECT_EQ(g_made, 0);
+  });
+}
+
+TEST_F(CardsWithoutMemory, a_pair_that_could_not_be_counted_keeps_all_of_its_card) {
+  MakeConnection();
+  verbs::PairWanted wanted{};
+  verbs::Pair* pair = nullptr;
+  {
+    const WithoutMemory none;
+    pair = make_pair_(&domain_, &wanted);
+  }
+  ASSERT_NE(pair, nullptr);
+  EXPECT_EQ(Post(pair, Key()), 0);
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 1);
+  PauseStays();
+  EXPECT_EQ(end_pair_(pair), 0);
+}
+
+TEST_F(CardsWithoutMemory, the_card_keeps_no_region_that_nccl_was_not_given_or_has_given_back) {
+  const CUdeviceptr buffer = Buffer(kBytes);
+  const auto make = [&] {
+    return static_cast<verbs::Region*>(register_(&domain_, reinterpret_cast<void*>(buffer), kBytes, 7));
+  };
+  const auto each = [&] {
+    Each([&](const auto& without) {
+      verbs::Region* const region = without(make);
+      EXPECT_EQ(g_card.keys.empty(), region == nullptr);
+      if (region != nullptr) {
+        EXPECT_EQ(dereg_mr(region), 0);
+      }
+      EXPECT_TRUE(Now().regions.empty());
+    });
+    Each([&](const auto& without) {
+      verbs::Region* const region = make();
+      ASSERT_NE(region, nullptr);
+      EXPECT_EQ(without([&] { return dereg_mr(region); }), 0);
+      EXPECT_TRUE(g_card.keys.empty());
+      EXPECT_TRUE(Now().regions.empty());
+    });
+  };
+  each();  // of one that pins
+  OnServiceThread([&] {
+    pair_ = Connect();
+    each();
+  });
+  EXPECT_EQ(Now().broken, "");
+}
+#endif
 
 }  // namespace
 }  // namespace amem

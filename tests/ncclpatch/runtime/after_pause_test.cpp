@@ -4,7 +4,7 @@
 
 #include "ncclpatch/runtime/runtime.h"
 #include "tests/ncclpatch/intercept/intercepted.h"
-#include "tests/ncclpatch/nccl/without_memory.h"
+#include "tests/without_memory.h"
 
 namespace amem {
 namespace {
@@ -27,7 +27,7 @@ TEST_F(AfterPause, pools_that_cannot_be_trimmed_fail_nothing) {
 #ifndef AMEM_SANITIZED
 TEST_F(AfterPause, a_remainder_for_which_there_are_no_words_fails_nothing) {
   const std::string tag = "nccl";
-  const nccl::WithoutMemory none;
+  const test::WithoutMemory none;
   EXPECT_NO_THROW(WarnOfRemainder(session(), {}, tag));
 }
 #endif

@@ -8,7 +8,7 @@
 #include <optional>
 #include <thread>
 
-#include "tests/ncclpatch/nccl/without_memory.h"
+#include "tests/without_memory.h"
 
 namespace amem {
 namespace {
@@ -76,7 +76,7 @@ TEST(WantsTest, what_is_paused_is_named_although_there_is_no_memory_after_the_pa
   Wants& wants = Wants::Get();
   Scope scope{.id = PoolId{103}};
   const WantId want = wants.New();
-  std::optional<nccl::WithoutMemory> none;
+  std::optional<test::WithoutMemory> none;
   Wants::Memory memory = scope.To(true);
   memory.cycle = [&] {
     scope.paused = true;

@@ -35,31 +35,37 @@ AllocationId LegacyMemory::NewPart(Bytes bytes, DeviceOrdinal device, const Orig
 Result<ChunkSpace::Chunk> LegacyMemory::NewChunk(Bytes bytes, DeviceOrdinal device, const Origin& origin) {
   constexpr Bytes kLeast = Bytes{2} << 20;  // small requests share this, as in the driver
   bytes = std::max(bytes, kLeast);
-  const std::set<DeviceOrdinal> others = devices_;
+  const std::set<DeviceOrdinal> before = devices_;
   WithoutLedger apart(ledger_);
-  if (const AllocationId part = NewPart(bytes, device, origin)) {
-    apart.End();
+  const AllocationId part = NewPart(bytes, device, origin);
+  const auto made = part ? Result<ChunkSpace::Chunk>(ChunkSpace::Chunk{})
+                         : MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kNccl, {}, origin.site}, before);
+  apart.End();
+  AMEM_TRY(made.status());
+  ChunkSpace::Chunk chunk = *made;
+  if (part) {
     AMEM_ASSIGN(const Allocation* const a, ledger_.Known(part));
-    const ChunkSpace::Chunk chunk{part, ledger_.state().PlaceOf(*a), a->bytes};
+    chunk = {part, ledger_.state().PlaceOf(*a), a->bytes};
     RecordRegion(part, chunk.address, chunk.bytes, {ReadWrite(device)}, origin.site);
-    return chunk;
   }
-  return MakeChunk(driver_, ledger_, bytes, device, {MemoryTag::kNccl, {}, origin.site}, others);
+  // OpenTo did not find this chunk for a device that came meanwhile. A slab was opened to its own device only.
+  for (const DeviceOrdinal other : devices_)
+    if (part || !before.contains(other)) Reach(other, chunk.address);
+  return chunk;
+}
+
+// All of the mapping at `address`, which for a part is its slab's. Devices without a link stay apart.
+void LegacyMemory::Reach(DeviceOrdinal device, Address address) {
+  const auto mapping = ledger_.state().MappingAt(address);
+  if (mapping == ledger_.state().mappings.end() || Allows(mapping->second.access, ReadWrite(device))) return;
+  if (const auto set = GrantAccess(driver_, device, {mapping->first, mapping->second.bytes})) ledger_.Record(*set);
 }
 
 // Every device of the process with peer access may use cuMemAlloc memory, so each gets access when it is first seen.
 void LegacyMemory::OpenTo(DeviceOrdinal device) {
   if (!devices_.insert(device).second) return;
-  const State& state = ledger_.state();
-  std::map<Address, Bytes> mapped;  // chunks, or the slabs that they are in
-  for (const auto& [on, space] : spaces_) {
-    for (const auto& [address, chunk] : space.chunks()) {
-      const auto mapping = state.MappingAt(address);
-      if (mapping != state.mappings.end()) mapped[mapping->first] = mapping->second.bytes;
-    }
-  }
-  for (const auto& [address, bytes] : mapped)
-    if (const auto set = GrantAccess(driver_, device, {address, bytes})) ledger_.Record(*set);
+  for (const auto& [on, space] : spaces_)
+    for (const auto& [address, chunk] : space.chunks()) Reach(device, address);
 }
 
 // The request's communicator is not its chunk's.
@@ -183,9 +189,7 @@ Result<Address> LegacyMemory::OpenAgain(const Token& token, DeviceOrdinal device
   AMEM_ASSIGN(const Mapping* const mapping, ledger_.Known(ledger_.state().mappings, base));
   if (!SameSecret(known.secret, token.secret) || token.offset >= mapping->bytes)
     return WrongCall("cuIpcOpenMemHandle", ToText(id), "its owner did not make this handle", Code::kRefused);
-  const AccessDescriptor access = ReadWrite(device);
-  if (!Allows(mapping->access, access))
-    if (const auto set = GrantAccess(driver_, device, {base, mapping->bytes})) ledger_.Record(*set);
+  Reach(device, base);
   const Address address = base + token.offset;
   if (ledger_.state().legacy_imports.contains(address)) {
     ++opened_again_[address];

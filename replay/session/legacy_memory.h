@@ -52,6 +52,7 @@ class LegacyMemory : NoCopies {
       REQUIRES(ledger_);
   Status DropRegion(Address address, Bytes bytes, AllocationId allocation) REQUIRES(ledger_);
   void OpenTo(DeviceOrdinal device) REQUIRES(ledger_);
+  void Reach(DeviceOrdinal device, Address address) REQUIRES(ledger_);
 
   struct OpenedChunk {
     AllocationId allocation;

@@ -168,8 +168,7 @@ void Drain::Gather() {
 Status Drain::MoveAll() {
   Wanted at_once = Wanted::kWorkAtOnce;  // cleared first: a later request is for the next round
   wanted_.compare_exchange_strong(at_once, Wanted::kNothing);
-  if (transfer_.FilesAreRemoved())
-    return {Code::kIo, "the files of journal " + failure_.directory().string() + " were removed"};
+  AMEM_TRY(transfer_.CheckFiles().Within("the files of journal " + failure_.directory().string()));
   const std::uint64_t up_to = tail_.Published();
   AMEM_CHECK(tail_.DrainedUpTo() <= up_to);
   AMEM_CHECK(up_to - tail_.DrainedUpTo() <= tail_.Capacity(), up_to);

@@ -102,7 +102,10 @@ class Transfer {
   [[nodiscard]] std::uint64_t last_snapshot() const { return last_snapshot_.load(std::memory_order_acquire); }
   [[nodiscard]] Bytes snapshot_bytes() const { return snapshot_bytes_.load(std::memory_order_relaxed); }  // of the last one
 
-  [[nodiscard]] bool FilesAreRemoved() const { return tail_.IsRemoved() || store_.IsRemoved(); }
+  [[nodiscard]] Status CheckFiles() const {
+    const Status tail = tail_.CheckFiles();
+    return tail.ok() ? store_.CheckFiles() : tail;
+  }
   Status MoveSome(std::uint64_t up_to);  // one commit
   Status StoreDirect();                  // what was offered; what a snapshot makes obsolete is removed by RemoveSome
   Status RemoveSome();

@@ -68,7 +68,7 @@ class JournalWriter {
   // The same without waiting: a copy of the state is encoded and stored by the thread.
   virtual void SnapshotSoon(const State& state) { (void)Snapshot(state); }
   // A question, to be asked without the lock that serialises the calls: whether the files of now can be written until then.
-  // kIo: they were removed, and appends fail from now on. kTimeout: their file system stands still. Empty: there is no journal.
+  // kIo: they are lost, and appends fail from now on. kTimeout: their file system stands still. Empty: there is no journal.
   using Question = std::function<Status(std::chrono::steady_clock::time_point until)>;
   [[nodiscard]] virtual Question AskFiles() const { return {}; }
   // Flushes and marks the directory `closed`. The destructor without Close leaves it as a crash would.

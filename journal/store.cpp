@@ -17,8 +17,10 @@
 #include <map>
 #include <utility>
 
+#include "journal/base/clock.h"
 #include "journal/base/file.h"
 #include "journal/base/fork_guard.h"
+#include "journal/readable_pages.h"
 #include "journal/shared_memory.h"
 #include "statemachine/check.h"
 
@@ -140,6 +142,9 @@ struct Store::Environment {
   FileKey file;
   bool has_locks = true;
   File lock;  // of a writer: data.mdb, locked, so that without a tail it is known to live as well
+  // of a writer: what data.mdb had when it was last written to, as it never gets shorter; when its pages were last checked
+  std::atomic<Bytes> bytes{0};
+  std::atomic<std::uint64_t> checked_ns{0};
 };
 
 // LMDB allows a process one environment for each file, so this list belongs to the process. It is never destroyed, because
@@ -186,15 +191,39 @@ Result<std::unique_ptr<Store>> Store::Create(const std::filesystem::path& direct
     mdb_env_close(made->env);
     return rc != 0 ? Failure("create tables in", directory, rc) : file.status();
   }
-  if (auto data = File::OpenToRead(directory / "data.mdb")) made->lock = *std::move(data);
+  auto data = File::OpenToRead(directory / "data.mdb");
+  const auto size = data ? data->Size() : Result<Bytes>(data.status());
+  if (!size) {
+    mdb_env_close(made->env);
+    return size.status();
+  }
+  made->lock = *std::move(data);
+  made->bytes = *size;
   (void)flock(made->lock.fd(), LOCK_EX | LOCK_NB);
   return registry.Enter(std::move(made), directory, *file);
 }
 
-bool Store::IsRemoved() const {
-  struct stat st {};
-  const int fd = environment_->lock.fd();
-  return fd >= 0 && fstat(fd, &st) == 0 && st.st_nlink == 0;
+Status Store::CheckFiles() const {
+  if (environment_->lock.fd() < 0) return {};  // of a reader
+  AMEM_TRY(CheckWhole(environment_->lock, environment_->bytes));
+  // By its name, because closing another descriptor of it would end LMDB's locks. A lock file that is not there harms nobody.
+  struct stat locks {};
+  const bool has_locks = environment_->has_locks && stat((environment_->directory / kLockFile).c_str(), &locks) == 0;
+  if (!has_locks || static_cast<Bytes>(locks.st_size) >= kLockFileBytes) return {};
+  return {Code::kIo, std::string(kLockFile) + " was cut short"};
+}
+
+// Costs about 20 us for each megabyte of the file, so it is not done before each of many transactions.
+Status Store::CheckBeforeUse() const {
+  constexpr std::uint64_t kOftenNs = 20'000'000;
+  if (environment_->lock.fd() < 0) return {};
+  const auto lost = [&](const Status& why) { return why.Within("the files of journal " + environment_->directory.string()); };
+  if (const Status whole = CheckFiles(); !whole.ok()) return lost(whole);
+  const std::uint64_t now = MonotonicNs();
+  if (now - environment_->checked_ns < kOftenNs) return {};
+  AMEM_TRY(lost(CheckReadable(environment_->lock, environment_->bytes)));
+  environment_->checked_ns = now;
+  return {};
 }
 
 bool HasOwnLocks(const std::filesystem::path& directory) {
@@ -254,6 +283,7 @@ Status Store::Append(Table table, std::uint64_t key, std::span<const std::byte> 
 }
 
 Status Store::Write(const std::function<Status(const Writing&)>& body) {
+  AMEM_TRY(CheckBeforeUse());
   MDB_txn* txn = nullptr;
   if (const int rc = mdb_txn_begin(environment_->env, nullptr, 0, &txn); rc != 0)
     return Failure("begin to write", environment_->directory, rc);
@@ -262,10 +292,12 @@ Status Store::Write(const std::function<Status(const Writing&)>& body) {
     return status.Within("write " + (environment_->directory / "data.mdb").string());
   }
   if (const int rc = mdb_txn_commit(txn); rc != 0) return Failure("commit to", environment_->directory, rc);
+  if (const auto size = environment_->lock.Size()) environment_->bytes = *size;
   return {};
 }
 
 Status Store::Read(const std::function<Status(MDB_txn*)>& body) const {
+  AMEM_TRY(CheckBeforeUse());
   MDB_txn* txn = nullptr;
   int rc = mdb_txn_begin(environment_->env, nullptr, MDB_RDONLY, &txn);
   if (rc == MDB_READERS_FULL) {  // some may be of processes that died
@@ -279,6 +311,7 @@ Status Store::Read(const std::function<Status(MDB_txn*)>& body) const {
 }
 
 Status Store::Sync() {
+  AMEM_TRY(CheckBeforeUse());
   const int rc = mdb_env_sync(environment_->env, 1);
   return rc == 0 ? Status{} : Failure("sync", environment_->directory, rc);
 }

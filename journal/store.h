@@ -56,7 +56,8 @@ class Store final : public RecordSource {
   Status Sync();
   // Tells the store the new name of its directory, for messages. To be called before other threads use the store.
   void MovedTo(const std::filesystem::path& directory);
-  [[nodiscard]] bool IsRemoved() const;  // data.mdb has no name any more
+  // Of a writer. kIo: data.mdb has no name any more, was cut short or cannot be reached, and LMDB must not touch its map.
+  [[nodiscard]] Status CheckFiles() const;
   // Frees what dead readers of this journal held.
   void ForgetDeadReaders() const;
 
@@ -65,6 +66,7 @@ class Store final : public RecordSource {
   struct Registry;
   explicit Store(std::shared_ptr<Environment> environment);
   Status Read(const std::function<Status(MDB_txn*)>& body) const;
+  [[nodiscard]] Status CheckBeforeUse() const;  // CheckFiles, and whether all pages can be read
   std::shared_ptr<Environment> environment_;
   // LMDB maps the file, and each page that is read stays in the memory of this process, so that reading a journal of gigabytes
   // would take gigabytes. After a long scan its pages are unmapped; they stay in the cache of the operating system, and whoever

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "journal/base/process_sight.h"
+#include "journal/readable_pages.h"
 #include "journal/shared_memory.h"
 #include "journal/store.h"
 #include "journal/tail_header.h"
@@ -228,12 +229,10 @@ std::filesystem::path Tail::PlaceOfLocks() const {
   return in_memory_.empty() ? in_memory_ : std::filesystem::path(in_memory_.string() + kLocksBeside);
 }
 
-bool Tail::IsRemoved() const {
-  const auto gone = [](const File& file) {
-    struct stat st {};
-    return file.fd() >= 0 && fstat(file.fd(), &st) == 0 && st.st_nlink == 0;
-  };
-  return gone(file_) || gone(memory_);
+Status Tail::CheckFiles() const {
+  const Bytes ring = kTailHeaderBytes + capacity_;
+  AMEM_TRY(CheckWhole(file_, memory_.fd() >= 0 ? kLeastTailBytes : ring));
+  return memory_.fd() >= 0 ? CheckWhole(memory_, ring) : Status{};
 }
 
 void Tail::MovedTo(const std::filesystem::path& directory) {

@@ -90,7 +90,8 @@ class Tail {
   // Where LMDB can have its locks, which it maps: beside the ring in memory, or in the journal's directory (a relative path).
   // Empty: nowhere.
   [[nodiscard]] std::filesystem::path PlaceOfLocks() const;
-  [[nodiscard]] bool IsRemoved() const;  // its file, or its memory
+  // kIo: its file or its memory has no name any more, was cut short or cannot be reached.
+  [[nodiscard]] Status CheckFiles() const;
   // The journal's directory has got its name.
   void MovedTo(const std::filesystem::path& directory);
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -159,6 +160,85 @@ TEST(Lasting, a_journal_that_was_removed_is_noticed_and_begun_anew) {
     ASSERT_TRUE(session.Append().ok());
     EXPECT_EQ(session.Wrong(), "") << removed;
   }
+}
+
+// Empty: the loss is noticed without a signal, and a fresh journal takes the place of the lost one.
+std::string NoticedAndBegunAnew(Lasting& session, const std::string& said) {
+  const auto ask = session.writer->AskFiles();
+  if (ask(In(std::chrono::seconds(20))).code() != Code::kIo) return "it is not noticed";
+  const Status lost = session.Append();
+  if (!Has(lost.message(), said)) return "an append says: " + lost.message();
+  if (const Status renewed = session.Renew(); !renewed) return renewed.message();
+  if (const Status appended = session.Append(); !appended) return appended.message();
+  return session.Wrong();
+}
+
+// LMDB reads data.mdb and lock.mdb through maps, where a page behind the end of the file raises SIGBUS.
+TEST(Lasting, a_journal_that_was_cut_short_is_noticed_and_begun_anew) {
+  for (const std::string file : {"data.mdb", "lock.mdb", "tail"}) {
+    for (const int part : {0, 2}) {
+      const TemporaryDirectory directory;
+      SCOPED_TRACE(file + (part == 0 ? " emptied" : " halved"));
+      EXPECT_FINE_IN_CHILD([&]() -> std::string {
+        Lasting session(SmallJournal(directory.path()));
+        for (int i = 0; i < 1000; ++i)
+          if (const Status appended = session.Append(); !appended) return appended.message();
+        if (const Status flushed = session.writer->Flush(); !flushed) return flushed.message();
+        const fs::path cut = session.writer->Directory() / file;
+        fs::resize_file(cut, part == 0 ? 0 : fs::file_size(cut) / part);
+        return NoticedAndBegunAnew(session, "was cut short");
+      });
+    }
+  }
+}
+
+// As of a server that has forgotten the file (ESTALE).
+TEST(Lasting, a_journal_that_cannot_be_reached_is_noticed_and_begun_anew) {
+  for (const std::string file : {"data.mdb", "tail"}) {
+    const TemporaryDirectory directory;
+    SCOPED_TRACE(file);
+    EXPECT_FINE_IN_CHILD([&]() -> std::string {
+      auto* const session = new Lasting(SmallJournal(directory.path()));  // never ends: its descriptor is not its own any more
+      if (const Status appended = session->Append(); !appended) return appended.message();
+      const fs::path own = session->writer->Directory() / file;
+      for (int fd = 0; fd < 256; ++fd)
+        if (PathOf(fd) == own && (file == "tail" || (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDONLY)) close(fd);
+      return NoticedAndBegunAnew(*session, "cannot be reached");
+    });
+  }
+}
+
+// Takes the pages of data.mdb out of this process and out of memory.
+bool Evict(const fs::path& data) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (!line.ends_with(data.native())) continue;
+    std::size_t digits = 0;
+    const auto begin = std::stoul(line, &digits, 16);
+    const auto end = std::stoul(line.substr(digits + 1), nullptr, 16);
+    if (madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED) != 0) return false;
+  }
+  const auto file = File::OpenToRead(data);
+  return file && posix_fadvise(file->fd(), 0, 0, POSIX_FADV_DONTNEED) == 0;
+}
+
+TEST(Lasting, pages_that_a_disk_does_not_give_back_are_an_error) {
+  const TemporaryDirectory directory;
+  EXPECT_FINE_IN_CHILD([&]() -> std::string {
+    // MountDisk makes the file system in this file, and takes its name away.
+    const auto disk = File::Open("/dev/shm/" + directory.path().filename().string() + ".image", O_RDWR | O_CREAT);
+    if (!disk || !MountDisk(directory.path(), "mkfs.ext4 -q", "24M")) return "cannot";
+    Lasting session(SmallJournal(directory.path() / "journal"));
+    for (int i = 0; i < 1000; ++i)
+      if (const Status appended = session.Append(); !appended) return appended.message();
+    if (const Status flushed = session.writer->Flush(); !flushed) return flushed.message();
+    sync();
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the next transaction checks the pages
+    if (!Evict(session.writer->Directory() / "data.mdb") || ftruncate(disk->fd(), 0) != 0) return "cannot";
+    if (const Status appended = session.Append(); !appended) return appended.message();
+    const Status flushed = session.writer->Flush();
+    return Has(flushed.message(), "Input/output error") ? "" : "a flush says: " + flushed.message();
+  });
 }
 
 // Its process holds the files until it ends or lets go of the writer.

@@ -82,12 +82,15 @@ struct EndpointBindMem : Named<"cuLogicalEndpointBindMem"> {
                        cuuint64_t memory_offset, cuuint64_t bytes, unsigned long long flags) {
     Session* session = Runtime::Get().started();
     if (session == nullptr || !IsGuest(memory)) return real(id, device, offset, memory, memory_offset, bytes, flags);
-    if (session->paused()) return AnswerPaused(kName);
-    const auto [handle, begin] = session->nccl().Backing(ToAllocation(memory));
+    const AllocationId allocation = ToAllocation(memory);
+    const auto nccl = session->calls().EnterCall();
+    const InTags tag = session->calls().EnterTagOf(allocation);
+    if (tag.paused) return RefusedWhilePaused(kName);
+    if (tag.gates.empty() && session->paused()) return AnswerPaused(kName);
+    const auto [handle, begin] = session->nccl().Backing(allocation);
     if (handle.value == 0) return CUDA_ERROR_INVALID_HANDLE;
-    const Address address = PlaceOf(*session, ToAllocation(memory));
+    const Address address = PlaceOf(*session, allocation);
     const Extent part{address + memory_offset, bytes};
-    const Registering gate(kName, address ? part : Extent{});
     const CUresult result = real(id, device, offset, handle.value, begin + memory_offset, bytes, flags);
     if (result != CUDA_SUCCESS) return result;
     if (address)
@@ -103,15 +106,17 @@ constexpr auto kUnbound = [](CUresult result, auto... what) {
 };
 using EndpointUnbind = Then<kUnbound, CUresult(EndpointId, CUdevice, cuuint64_t, cuuint64_t), "cuLogicalEndpointUnbind">;
 
-// Of another library, which has the driver's own handle. In which way the binding ends is not asked: the memory stays.
-constexpr auto kBoundByAnother = [](CUresult result, EndpointId, CUdevice, cuuint64_t, CUmemGenericAllocationHandle memory,
-                                    auto...) {
-  Session* const session = Runtime::Get().started();
-  if (session == nullptr || result != CUDA_SUCCESS) return;
-  const AllocationId known = session->records().AllocationOf(DriverHandle{memory});
-  if (known) session->records().NoteHandedOut(known, CU_MEM_HANDLE_TYPE_NONE, CallingLibrary());
+// Of another library. Of the driver's own handle nobody asks in which way the binding ends: that memory stays.
+struct BindMemByAnother : EndpointBindMem {
+  template <class... Rest>
+  static CUresult Call(Function* real, EndpointId id, CUdevice device, cuuint64_t offset, CUmemGenericAllocationHandle memory,
+                       Rest... rest) {
+    const OfAnother caller;
+    if (IsGuest(memory)) return EndpointBindMem::Call(real, id, device, offset, memory, rest...);
+    const HandingOut out(memory);
+    return out.Done(real(id, device, offset, memory, rest...));
+  }
 };
-using BindMemByAnother = Then<kBoundByAnother, EndpointBindMem::Function, "cuLogicalEndpointBindMem">;
 
 }  // namespace
 

@@ -122,7 +122,9 @@ CUresult HandOut(Session& session, CUresult (*real)(void*, Handle, CUmemAllocati
   constexpr const char* kName = "cuMemExportToShareableHandle";
   const AllocationId id = ToAllocation(handle);
   const auto inside = session.calls().EnterCall();
-  if (session.paused()) return AnswerPaused(kName);
+  const InTags tag = session.calls().EnterTagOf(id);
+  if (tag.paused) return RefusedWhilePaused(kName);
+  if (tag.gates.empty() && session.paused()) return AnswerPaused(kName);
   const bool rebuilt = session.Inspect([&](const State& state) {
     auto* const found = FindIn(state.allocations, id);
     return found != nullptr && found->rebuilt();

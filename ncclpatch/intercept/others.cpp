@@ -48,20 +48,42 @@ struct IpcGet : AMEM_BEGINS(kIpcGot, cuIpcGetMemHandle) {
     return result;
   }
 };
-// An array holds the pages that are mapped into it. They stay even if the driver refuses, because a thread cannot be inside
-// several gates at once.
+// An array holds the pages that are mapped into it, so they stay from then on.
 struct MapArray : Named<"cuMemMapArrayAsync"> {
   using Function = decltype(cuMemMapArrayAsync);
   static CUresult Call(Function* real, CUarrayMapInfo* list, unsigned count, CUstream stream) {
-    std::vector<CUarrayMapInfo> drivers(list, list == nullptr ? list : list + count);
-    for (CUarrayMapInfo& one : drivers) {
-      if (one.memOperationType != CU_MEM_OPERATION_TYPE_MAP || one.memHandleType != CU_MEM_HANDLE_TYPE_GENERIC) continue;
-      auto& handle = one.memHandle.memHandle;
-      Session* const session = IsGuest(handle) ? Runtime::Get().started() : nullptr;
-      if (session != nullptr) handle = session->nccl().Backing(ToAllocation(handle)).first.value;
-      HandingOut(handle).Done(CUDA_SUCCESS);
-    }
-    return real(list == nullptr ? nullptr : drivers.data(), count, stream);
+    Session* const session = list == nullptr ? nullptr : Runtime::Get().started();
+    if (session == nullptr) return real(list, count, stream);
+    const OfAnother caller;
+    std::vector<CUarrayMapInfo> drivers(list, list + count);
+    std::vector<AllocationId> ours;
+    const auto for_each = [&](const auto& use) {
+      for (CUarrayMapInfo& one : drivers) {
+        if (one.memOperationType != CU_MEM_OPERATION_TYPE_MAP || one.memHandleType != CU_MEM_HANDLE_TYPE_GENERIC) continue;
+        const CUmemGenericAllocationHandle handle = one.memHandle.memHandle;
+        const DriverHandle theirs{handle};
+        use(one, IsGuest(handle) ? ToAllocation(handle) : session->records().AllocationOf(theirs));
+      }
+    };
+    for_each([&](const CUarrayMapInfo&, AllocationId id) {
+      if (id) ours.push_back(id);
+    });
+    if (ours.empty()) return real(list, count, stream);
+    const auto nccl = session->calls().EnterCall();
+    const InTags tags = session->calls().EnterTagsOf(ours, kName);
+    bool known = true;
+    for_each([&](CUarrayMapInfo& one, AllocationId) {
+      if (!IsGuest(one.memHandle.memHandle)) return;
+      const auto [handle, begin] = session->nccl().Backing(ToAllocation(one.memHandle.memHandle));
+      known = known && handle;
+      one.memHandle.memHandle = handle.value;
+      one.offset += begin;
+    });
+    if (!known) return tags.paused || session->paused() ? RefusedWhilePaused(kName) : CUDA_ERROR_INVALID_HANDLE;
+    const CUresult result = real(drivers.data(), count, stream);
+    for (const AllocationId id : ours)
+      if (result == CUDA_SUCCESS) session->records().NoteHandedOut(id, CU_MEM_HANDLE_TYPE_NONE, CallingLibrary());
+    return result;
   }
 };
 using IpcClose = AMEM_ENDS(kIpcClosed, cuIpcCloseMemHandle);

@@ -51,14 +51,17 @@ InTags CallAdmission::EnterTags(std::span<const Extent> touched, const char* cal
   return in;
 }
 
-InTags CallAdmission::EnterTagOf(AllocationId allocation) {
+InTags CallAdmission::EnterTagsOf(std::span<const AllocationId> allocations, const char* call) {
   InTags in;
   if (!HasTags()) return in;
+  std::set<PoolId> tags;
   LedgerLock lock(ledger_);
-  const auto* const found = ledger_.Find(allocation);
-  const PoolId tag = found == nullptr ? PoolId{} : found->pool;
+  for (const AllocationId id : allocations) {
+    const auto* const found = ledger_.Find(id);
+    if (found != nullptr && found->pool) tags.insert(found->pool);
+  }
   lock.Unlock();
-  if (tag) EnterTag(tag, in);
+  for (const PoolId tag : tags) EnterTag(tag, in, call);
   return in;
 }
 

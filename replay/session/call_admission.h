@@ -48,7 +48,9 @@ class CallAdmission : NoCopies {
   // Waits for a cycle of theirs that is under way.
   [[nodiscard]] InTags EnterTags(std::span<const Extent> touched, const char* call);
   [[nodiscard]] InTags EnterTags(const Extent& touched, const char* call) { return EnterTags(std::span(&touched, 1), call); }
-  [[nodiscard]] InTags EnterTagOf(AllocationId allocation);  // if it is a tag's chunk
+  // Those of the allocations that are tags'.
+  [[nodiscard]] InTags EnterTagsOf(std::span<const AllocationId> allocations, const char* call = "a memory call");
+  [[nodiscard]] InTags EnterTagOf(AllocationId allocation) { return EnterTagsOf(std::span(&allocation, 1)); }
   void EnterTag(PoolId tag, InTags& in, const char* call = "a memory call");
   [[nodiscard]] static Status RefuseInTag(std::string_view call, Address at);  // because the tag is paused
   // Whether a tag was ever opened. If not, EnterTags does nothing.

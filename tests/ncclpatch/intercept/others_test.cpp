@@ -567,5 +567,87 @@ TEST_F(SharedHandles, what_is_bound_to_a_multicast_object_stays_and_the_object_i
   for (const CUmemGenericAllocationHandle one : {memory, free, object}) EXPECT_EQ(release(one), CUDA_SUCCESS);
 }
 
+// Calls that give the driver its own handle of a tag's memory. Each has it only while no pause of that tag can take it.
+class HandsOver : public SharedHandles {
+ protected:
+  using Handle = CUmemGenericAllocationHandle;
+  using BindMem = CUresult(cuuint32_t, CUdevice, cuuint64_t, Handle, cuuint64_t, cuuint64_t, unsigned long long);
+
+  // `F` is the driver's function, which `call` gets a handle to by way of AMem.
+  template <class F, class Call>
+  static void NoPauseComesBetween(const Call& call, Handle handle) {
+    constexpr std::chrono::milliseconds kLong{50};
+    Held<F>::Reset();
+    std::thread calls([&] { EXPECT_EQ(call(handle), CUDA_SUCCESS); });
+    Held<F>::AwaitInside(1);
+    std::atomic<bool> paused = false;
+    std::thread pauses([&] {
+      EXPECT_TRUE(session().pools().Pause(Tag(), {}).ok());
+      paused = true;
+    });
+    const auto until = std::chrono::steady_clock::now() + kLong;
+    while (!paused && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    EXPECT_FALSE(paused) << "the driver has a handle that a pause releases";
+    Held<F>::Release();
+    calls.join();
+    pauses.join();
+    EXPECT_NE(WhyKept(session().CopyState().allocations.at(intercept::ToAllocation(handle))), KeepReason::kNone);
+  }
+  // The tag is paused. The driver would end the process if it got a handle of memory that is away.
+  template <class F, class Call>
+  static void ItIsRefused(const Call& call, Handle handle) {
+    Held<F>::Reset();
+    Held<F>::Release();
+    EXPECT_EQ(call(handle), CUDA_ERROR_ILLEGAL_STATE);
+    EXPECT_EQ(Held<F>::inside, 0);
+  }
+  template <class F, class Call>
+  void OneThatStaysAndOneThatLeaves(const Call& call) {
+    const Handle first = Create(), second = Create();
+    NoPauseComesBetween<F>(call, first);
+    ItIsRefused<F>(call, second);
+    ASSERT_TRUE(session().pools().Resume(Tag(), {}).ok());
+    EXPECT_EQ(call(second), CUDA_SUCCESS);
+    for (const Handle one : {first, second}) EXPECT_EQ(release(one), CUDA_SUCCESS);
+  }
+};
+
+TEST_F(HandsOver, an_export_to_another_host) {
+  using F = decltype(cuMemExportToShareableHandle);
+  F* const real = ForOthers("cuMemExportToShareableHandle", &Held<F>::Real);
+  unsigned char fabric[64] = {};
+  OneThatStaysAndOneThatLeaves<F>([&](Handle handle) { return real(fabric, handle, CU_MEM_HANDLE_TYPE_FABRIC, 0); });
+}
+
+TEST_F(HandsOver, pages_of_a_sparse_array) {
+  using F = decltype(cuMemMapArrayAsync);
+  F* const real = ForOthers("cuMemMapArrayAsync", &Held<F>::Real);
+  OneThatStaysAndOneThatLeaves<F>([&](Handle handle) {
+    CUarrayMapInfo one{};
+    one.memOperationType = CU_MEM_OPERATION_TYPE_MAP;
+    one.memHandleType = CU_MEM_HANDLE_TYPE_GENERIC;
+    one.memHandle.memHandle = handle;
+    return real(&one, 1, nullptr);
+  });
+}
+
+TEST_F(HandsOver, a_binding_to_a_logical_endpoint) {
+  BindMem* const real = Replace("cuLogicalEndpointBindMem", &Held<BindMem>::Real, 13030, Caller::kOther);
+  const auto unbind = Replace<CUresult(cuuint32_t, CUdevice, cuuint64_t, cuuint64_t)>(
+      "cuLogicalEndpointUnbind", [](cuuint32_t, CUdevice, cuuint64_t, cuuint64_t) { return CUDA_SUCCESS; }, 13030,
+      Caller::kOther);
+  const Handle first = Create(), second = Create();
+  const CUdeviceptr places[] = {Map(first), Map(second)};
+  const auto call = [&](Handle handle) { return real(3, 0, handle == first ? 0 : kBytes, handle, 0, kBytes, 0); };
+  NoPauseComesBetween<BindMem>(call, first);
+  ItIsRefused<BindMem>(call, second);
+  ASSERT_TRUE(session().pools().Resume(Tag(), {}).ok());
+  EXPECT_EQ(call(second), CUDA_SUCCESS);
+  EXPECT_EQ(unbind(3, 0, 0, 2 * kBytes), CUDA_SUCCESS);
+  EXPECT_EQ(WhyKept(session().CopyState().allocations.at(intercept::ToAllocation(first))), KeepReason::kNone);
+  for (const CUdeviceptr place : places) EXPECT_EQ(unmap(place, kBytes), CUDA_SUCCESS);
+  for (const Handle one : {first, second}) EXPECT_EQ(release(one), CUDA_SUCCESS);
+}
+
 }  // namespace
 }  // namespace amem::test

@@ -95,6 +95,10 @@ std::set<PoolId> State::PoolsIn(Address address, Bytes bytes) const {
   return found;
 }
 
+bool State::HasOwnMemory(PoolId pool) const {
+  return std::ranges::any_of(allocations, [&](const auto& one) { return one.second.pool == pool && one.second.own(); });
+}
+
 Lifecycle State::LifecycleOf(PoolId id) const {
   return id && !pools.contains(id) ? Lifecycle::kRunning : ScopeOf(id).lifecycle;
 }

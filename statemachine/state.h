@@ -272,6 +272,8 @@ struct State : Scope {  // NCCL's
   [[nodiscard]] PoolId PoolNamed(std::string_view tag) const;
   // The pools whose chunks are mapped somewhere in [address, address + bytes).
   [[nodiscard]] std::set<PoolId> PoolsIn(Address address, Bytes bytes) const;
+  // Whether a pool has memory that this session made. Its policy is what becomes of that memory's contents.
+  [[nodiscard]] bool HasOwnMemory(PoolId pool) const;
   // How the memory of a pool stands, or NCCL's for zero. A pool that does not exist runs.
   [[nodiscard]] Lifecycle LifecycleOf(PoolId pool) const;
   [[nodiscard]] const Scope& ScopeOf(PoolId pool) const;  // of a pool that does not exist, NCCL's

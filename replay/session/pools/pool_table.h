@@ -38,7 +38,7 @@ struct PoolEntry {
   PoolId id;
   std::string tag;
   PoolPolicy policy{};
-  bool joined = false;  // opened for a peer's memory, not by the program
+  bool joined = false;  // opened for the memory of a peer or a library, and not by the program
   std::unique_ptr<Coordinator> cycle;
   std::unique_ptr<PoolMemory> memory;
   PoolTurn turn{};

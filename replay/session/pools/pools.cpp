@@ -18,12 +18,18 @@ Result<PoolId> Pools::Open(const std::string& tag, PoolPolicy policy, bool whole
   const MutexLock lock(table_.mutex);
   PoolEntry* const known = table_.Named(tag);
   if (known == nullptr) return OpenNew(tag, policy, false, whole);
-  if (known->policy != policy && !std::exchange(known->joined, false)) {
-    return Status{Code::kInvalid, fmt::format("tag {} is open with policy {}, which cannot become {}", tag,
-                                              ToText(known->policy), ToText(policy))};
+  if (known->policy != policy) {
+    const LedgerLock ledger(parts_.ledger);  // so that no library makes memory there between the check and the record
+    // What a library has made under this tag is saved, because nobody had said that its contents may go.
+    if (!known->joined || parts_.ledger.state().HasOwnMemory(known->id))
+      return Status{Code::kInvalid,
+                    fmt::format("tag {} {} with policy {}, which cannot become {}", tag,
+                                known->joined ? "holds memory" : "is open", ToText(known->policy), ToText(policy))};
+    known->policy = policy;
+    parts_.ledger.Record(PoolOpened{known->id, tag, policy});
   }
+  known->joined = false;
   if (whole) known->memory->SetWhole(table_.mutex);  // joined before, for a peer's memory
-  if (std::exchange(known->policy, policy) != policy) parts_.ledger.LockAndRecord(PoolOpened{known->id, tag, policy});
   return known->id;
 }
 

@@ -461,6 +461,39 @@ TEST_F(SharedTagsTest, the_program_says_later_what_a_tag_that_came_with_a_peers_
   SeeEachOther();
 }
 
+TEST_F(SharedTagsTest, what_the_program_has_said_of_such_a_tag_stays) {
+  ASSERT_TRUE(of_b().Open("weights", PoolPolicy::kPreserve).ok()) << "as it came";
+  ASSERT_TRUE(of_b().Allocate(pool_of_b(), kMiB, kDevice).ok());
+  EXPECT_EQ(of_b().Open("weights", PoolPolicy::kDiscard).status().code(), Code::kInvalid);
+  EXPECT_TRUE(b.session->CopyState().broken.empty()) << b.session->CopyState().broken;
+  BothSucceed(CycleKind::kPause);
+  BothSucceed(CycleKind::kResume);
+  SeeEachOther();
+}
+
+TEST_F(SharedTagsTest, a_librarys_memory_is_saved_whatever_the_program_says_of_its_tag_later) {
+  const auto made = a.session->nccl().Create(k2M, test::Process::On(kDevice), 0, {}, false, "library");
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  const AccessDescriptor access{{LocationType::kDevice, kDevice.value}, 3};
+  const Address at = *a.session->nccl().Reserve(k2M, 0, {}, 0, {});
+  ASSERT_TRUE(a.session->nccl().Map(at, k2M, 0, *made, 0).ok());
+  ASSERT_TRUE(a.session->nccl().SetAccess(at, k2M, std::span(&access, 1)).ok());
+  std::byte* const memory = reinterpret_cast<std::byte*>(at.value);
+  Fill(memory, k2M, 3);
+  const auto opened = pools().Open("library", PoolPolicy::kDiscard);
+  EXPECT_NE(opened.status().message().find("tag library holds memory"), std::string::npos) << opened.status().message();
+  const PoolId library = *pools().Find("library");
+  ASSERT_TRUE(Pause(library).ok());
+  EXPECT_FALSE(a.session->CopyState().allocations.at(*made).resident);
+  ASSERT_TRUE(Resume(library).ok());
+  EXPECT_TRUE(Holds(memory, k2M, 3));
+  EXPECT_TRUE(pools().Open("library", PoolPolicy::kPreserve).ok());
+  // Once its memory is gone, the program may choose; but it has chosen now.
+  EXPECT_TRUE(a.session->nccl().Unmap(at, k2M).ok());
+  EXPECT_TRUE(a.session->nccl().Release(*made).ok());
+  EXPECT_EQ(pools().Open("library", PoolPolicy::kDiscard).status().code(), Code::kInvalid);
+}
+
 TEST_F(SharedTagsTest, a_tag_that_came_with_a_peers_memory_has_the_peers_policy) {
   const PoolId cache = Open("cache", PoolPolicy::kDiscard);
   b.Place(Pass(*a.session->nccl().Retain(AddressOf(Take(cache, kMiB)))), kChunk);

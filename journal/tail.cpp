@@ -50,6 +50,7 @@ void Introduce(TailHeader& header, std::uint64_t capacity, SessionId session, st
   header.process_start = self.start_ticks;
   header.boot = BootNumber().value_or(0);
   header.host = HostNumber();
+  header.mount_namespace = MountNamespace();
   header.crc = HeaderCrc(header);
 }
 

@@ -50,9 +50,10 @@ struct TailHeader {
   alignas(64) std::atomic<std::uint64_t> drained{0};
   alignas(64) std::atomic<std::uint32_t> broken{0};  // 1: reason is complete
   char reason[508] = {};
-  std::uint64_t inode = 0;      // of the file `tail`, and so another one in a copy; 0: not known
-  std::uint32_t in_memory = 0;  // 1: the positions and the ring are in MemoryOf(this file)
-  char journal[1024] = {};      // in memory: the journal's directory, by its last name
+  std::uint64_t inode = 0;            // of the file `tail`, and so another one in a copy; 0: not known
+  std::uint32_t in_memory = 0;        // 1: the positions and the ring are in MemoryOf(this file)
+  char journal[1024] = {};            // in memory: the journal's directory, by its last name
+  std::uint64_t mount_namespace = 0;  // in which that name means something; 0: not known
 };
 static_assert(sizeof(TailHeader) <= kTailHeaderBytes);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
@@ -129,7 +130,8 @@ class Tail {
 void MoveToDisk(const std::filesystem::path& path);
 void GiveMemoryBack(const std::filesystem::path& path);
 // Gives back this user's memory of tails whose writers have ended and whose journals were removed: at once where the directory
-// of all journals is gone, and otherwise after an hour, because a journal may have been moved.
+// of all journals is gone, and otherwise after an hour, because a journal may have been moved. Where the journal was written in
+// another mount namespace, as of a container that shares /dev/shm, its directory cannot be seen from here: after a week.
 void RemoveForgottenMemory();
 
 // Splits a stretch into records. `visit` gets the bytes of a frame, header included, and the position in the stretch where it

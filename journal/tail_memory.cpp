@@ -117,7 +117,7 @@ void GiveMemoryBack(const std::filesystem::path& path) {
 }
 
 void RemoveForgottenMemory() {
-  constexpr std::int64_t kMayBeMoved = 60 * 60;  // seconds
+  constexpr std::int64_t kMayBeMoved = 60 * 60, kOfOthers = 7 * 24 * kMayBeMoved;  // seconds
   struct stat st {};
   st.st_uid = geteuid();
   const auto place = MemoryOf(SessionId{1}, st).parent_path();
@@ -137,8 +137,10 @@ void RemoveForgottenMemory() {
       }
       return false;
     };
-    const bool place_is_gone = !journal.empty() && lstat(journal.parent_path().c_str(), &st) != 0 && errno == ENOENT;
-    if (!place_is_gone && (age < kMayBeMoved || is_near())) continue;
+    const bool seen_here = header->mount_namespace != 0 && header->mount_namespace == MountNamespace();
+    const bool place_is_gone =
+        seen_here && !journal.empty() && lstat(journal.parent_path().c_str(), &st) != 0 && errno == ENOENT;
+    if (!place_is_gone && (age < (seen_here ? kMayBeMoved : kOfOthers) || is_near())) continue;
     unlink(it->path().c_str());
     unlink((it->path().string() + kLocksBeside).c_str());
   }

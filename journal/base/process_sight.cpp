@@ -1,10 +1,12 @@
 #include "journal/base/process_sight.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <link.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -359,6 +361,16 @@ pid_t ParentOf(pid_t pid) {
 std::uint64_t PidNamespace() {
   struct stat found {};
   return ::stat("/proc/self/ns/pid", &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;
+}
+
+std::uint64_t MountNamespace() {
+  constexpr unsigned long kGetId = _IOR(0xb7, 5, std::uint64_t);  // NS_GET_MNTNS_ID, which older headers lack
+  const auto self = File::Open("/proc/self/ns/mnt", O_RDONLY);
+  std::uint64_t id = 0;
+  struct stat found {};
+  if (!self) return 0;
+  if (::ioctl(self->fd(), kGetId, &id) == 0) return id;
+  return ::fstat(self->fd(), &found) == 0 ? static_cast<std::uint64_t>(found.st_ino) : 0;
 }
 
 // ---- whether a process lives

@@ -43,6 +43,8 @@ pid_t ParentOf(pid_t pid);  // 0: not known
 
 // The pid namespace of this process, by inode; 0: unknown.
 std::uint64_t PidNamespace();
+// The same of its mount namespace: from Linux 6.11 on a number that is never used again in this boot, before that the inode.
+std::uint64_t MountNamespace();
 
 // ---- whether a process lives
 

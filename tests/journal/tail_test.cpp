@@ -1,6 +1,7 @@
 #include "journal/tail.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -18,6 +19,7 @@
 #include "journal/session_dir.h"
 #include "journal/shared_memory.h"
 #include "tests/journal/base/no_descriptors.h"
+#include "tests/journal/small_disk.h"
 #include "tests/journal/temporary.h"
 
 namespace {
@@ -317,6 +319,30 @@ TEST_F(TailTest, memory_of_journals_whose_place_is_gone_is_given_back) {
   }
   std::filesystem::remove_all(place);
   RemoveForgottenMemory();
+  EXPECT_FALSE(std::filesystem::exists(memory));
+}
+
+// Two containers that share /dev/shm: one does not see the directory of the other's journal.
+TEST_F(TailTest, memory_of_journals_of_another_container_is_retained) {
+  const pid_t child = fork();
+  if (child == 0) {
+    if (unshare(CLONE_NEWNS) != 0) _exit(test::kCannot);
+    Tail tail = Create(32 << 10, Tail::Ring::kInMemory);
+    Fill(tail, 1, 20);
+    tail.MovedTo("/not/here/session");
+    kill(getpid(), SIGKILL);
+  }
+  int ended = 0;
+  waitpid(child, &ended, 0);
+  if (WIFEXITED(ended)) GTEST_SKIP() << "WAIVED: needs the right to make a mount namespace";
+  struct stat st {};
+  ASSERT_EQ(stat(path.c_str(), &st), 0);
+  const auto memory = MemoryOf(SessionId{77}, st);
+  if (!std::filesystem::exists(memory)) GTEST_SKIP() << "WAIVED: this directory is in memory itself";
+  RemoveForgottenMemory();
+  EXPECT_TRUE(std::filesystem::exists(memory));
+  EXPECT_EQ(Read().records.size(), 20U) << "what its process wrote last";
+  GiveMemoryBack(path);
   EXPECT_FALSE(std::filesystem::exists(memory));
 }
 

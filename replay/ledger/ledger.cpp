@@ -121,6 +121,7 @@ bool Ledger::Recorded(EventBody body, bool happened) {
     AssertHeld();
     Status done = Apply(state_, event);
     had_memory = true;
+    if (done.ok()) tag_places_.Note(event.body, state_);
     return done;
   });
   if (!had_memory && !happened) return false;

@@ -24,6 +24,7 @@
 #include "journal/base/unique_fd.h"
 #include "journal/journal.h"
 #include "replay/driver/driver.h"
+#include "replay/ledger/tag_places.h"
 #include "statemachine/apply.h"
 #include "statemachine/state.h"
 
@@ -52,6 +53,8 @@ class CAPABILITY("ledger") Ledger {
   [[nodiscard]] Status Held() const;
   // Without the lock: where the session is in its pauses and resumes, and in which one.
   [[nodiscard]] std::pair<Lifecycle, std::uint64_t> Progress() const;
+
+  [[nodiscard]] const TagPlaces& tag_places() const { return tag_places_; }  // without the lock
 
   // Never fails towards the caller. An event that Apply refuses breaks the session (State::broken): the next pause reports it,
   // and nothing is appended after it. If the event is about memory that is only counted, it is dropped and counted instead, and
@@ -160,6 +163,7 @@ class CAPABILITY("ledger") Ledger {
   } owed_;
   Mutex export_mutex_{LockRank::kExport};
   State state_ GUARDED_BY(this);
+  TagPlaces tag_places_;  // of that state
   std::uint64_t next_allocation_ GUARDED_BY(this) = 1;
   std::uint64_t dropped_events_ GUARDED_BY(this) = 0;
   std::unique_ptr<JournalWriter> journal_ GUARDED_BY(this);

@@ -31,6 +31,7 @@ std::shared_lock<CallGate> CallAdmission::EnterLaunch(const char* call, void* st
 
 void CallAdmission::EnterTag(PoolId tag, InTags& in, const char* call) {
   in.gates.push_back(gates_.Of(tag).Enter(call, nullptr));
+  if (ledger_.tag_places().Runs(tag)) return;
   const LedgerLock lock(ledger_);
   in.paused = in.paused || ledger_.state().LifecycleOf(tag) != Lifecycle::kRunning;
 }
@@ -40,10 +41,7 @@ InTags CallAdmission::EnterTags(std::span<const Extent> touched, const char* cal
   InTags in;
   if (!HasTags()) return in;
   std::set<PoolId> tags;
-  for (const Extent& extent : touched) {
-    const LedgerLock lock(ledger_);
-    tags.merge(ledger_.state().PoolsIn(extent.address, extent.bytes));
-  }
+  for (const Extent& extent : touched) tags.merge(ledger_.tag_places().In(extent.address, extent.bytes));
   for (const PoolId tag : tags) {
     EnterTag(tag, in, call);
   }

@@ -45,7 +45,8 @@ class CallAdmission : NoCopies {
   [[nodiscard]] Status RefuseWhilePaused(std::string_view call, Address at = {}) const;
 
   // ---- tags
-  // Waits for a cycle of theirs that is under way.
+  // Waits for a cycle of theirs that is under way, and for the ledger's lock only if one of these tags is paused: a copy of
+  // NCCL's may be what a kernel waits for that an unmap under that lock waits for.
   [[nodiscard]] InTags EnterTags(std::span<const Extent> touched, const char* call);
   [[nodiscard]] InTags EnterTags(const Extent& touched, const char* call) { return EnterTags(std::span(&touched, 1), call); }
   // Those of the allocations that are tags'.

@@ -65,6 +65,58 @@ TEST_F(TagsAndNcclTest, a_window_that_is_mapped_during_a_pause_waits_for_its_end
   EXPECT_EQ(a.session->CopyState().broken, "");
 }
 
+// The driver waits in an unmap for a kernel of NCCL's, and the kernel for a copy of NCCL's own, between its buffers or from a
+// tensor. Once there is a tag, each copy asks which tags it touches.
+TEST_F(TagsAndNcclTest, a_copy_does_not_wait_for_an_unmap_that_waits_for_a_kernel) {
+  const PoolId pool = Open("weights");
+  std::byte* const freed = Take(pool, kChunk);
+  std::byte* const tensor = Take(pool, kMiB);
+  const std::byte* const buffer = a.Place(a.Create());
+  const auto unmap = HoldAt("Unmap");
+  auto given = test::InThread([&] { return Give(freed); });
+  unmap->AwaitReached();
+  auto copied = test::InThread([&]() -> Status {
+    const auto nccl = a.session->calls().EnterLaunch("cuMemcpyAsync");
+    const Extent touched[] = {{AddressOf(buffer), kMiB}, {AddressOf(tensor), kMiB}};
+    const InTags tags = a.session->calls().EnterTags(touched, "cuMemcpyAsync");
+    return {tags.gates.size() == 1 && !tags.paused ? Code::kOk : Code::kRefused, "the gates of the tags that it touches"};
+  });
+  EXPECT_EQ(copied.wait_for(std::chrono::seconds(5)), std::future_status::ready) << "the job would hang for ever";
+  unmap->Open();
+  EXPECT_TRUE(copied.get().ok());
+  EXPECT_TRUE(given.get().ok());
+}
+
+// What is not asked of the ledger is what the ledger says.
+TEST_F(TagsAndNcclTest, the_places_of_tags_are_those_of_the_state) {
+  const auto agree = [](const test::Process& p) {
+    const State state = p.session->CopyState();
+    for (const auto& [at, mapping] : state.mappings) {
+      const InTags in = p.session->calls().EnterTags({at, mapping.bytes}, "a test");
+      EXPECT_EQ(in.gates.size(), state.PoolsIn(at, mapping.bytes).size());
+      EXPECT_EQ(in.paused, !in.gates.empty() && state.LifecycleOf(*state.PoolsIn(at, 1).begin()) != Lifecycle::kRunning);
+    }
+  };
+  const PoolId pool = Open("weights"), other = Open("cache");
+  std::byte* const part = Take(pool, kMiB);
+  std::byte* const second = Take(other, kMiB);
+  MakeWindow(part);
+  a.Place(a.Create());
+  b.Place(Pass(*a.session->nccl().Retain(AddressOf(part))), kChunk);
+  const auto all_agree = [&] {
+    agree(a);
+    agree(b);
+  };
+  all_agree();
+  ASSERT_TRUE(Pause(other).ok());
+  all_agree();
+  ASSERT_TRUE(Resume(other).ok());
+  all_agree();
+  EXPECT_TRUE(Give(second).ok());
+  EXPECT_TRUE(a.session->calls().EnterTags({AddressOf(second), kMiB}, "a test").gates.empty());
+  all_agree();
+}
+
 TEST_F(TagsAndNcclTest, memory_that_a_card_keeps_is_not_mapped_again_while_its_tag_is_paused) {
   const PoolId pool = Open("weights");
   std::byte* const part = Take(pool, kMiB);

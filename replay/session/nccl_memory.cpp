@@ -332,27 +332,34 @@ Result<bool> NcclMemory::MapPart(Address address, Bytes bytes, Bytes offset, All
 }
 
 // A part that is mapped, and whose address NCCL has, is to be mapped elsewhere too. The driver neither maps nor unmaps part of
-// a handle, so the whole slab is cut up while nothing runs.
+// a handle, so the whole slab is cut up while nothing runs. What runs may wait for a copy that a thread of NCCL's is about to
+// make, so the device is waited for with the gate open, and behind the closed gate only for what came in between.
 bool NcclMemory::CutUpSlabOf(AllocationId allocation) {
-  // how long to wait for other threads' calls, which may wait for this one
+  // how long to wait for other threads' calls, which may wait for this one; and for what these submitted
   constexpr std::chrono::milliseconds kShort{50}, kOpen{10};
   const Deadline until = options_.deadlines.OwnPartOf(Now() + options_.deadlines.call());
+  const auto home = [&] {
+    return Inspect(ledger_, [&](const State& state) {
+      const auto* const found = FindIn(state.allocations, allocation);
+      if (found == nullptr || !found->own()) return std::pair(AllocationId{}, DeviceOrdinal{});
+      return std::pair(found->slab, DeviceOrdinal{found->properties.location.id});
+    });
+  };
   CallGate& gate = calls_.GateOf({});
-  while (!gate.Close(kShort).ok()) {
-    if (Passed(until)) return false;
-    std::this_thread::sleep_for(kOpen);
+  for (;; std::this_thread::sleep_for(kOpen)) {
+    const auto [slab, device] = home();
+    if (!slab || Passed(until) || !driver_.Synchronize(device, until).ok()) return false;
+    if (!gate.Close(kShort).ok()) continue;
+    const OpenAtEnd open_at_end(gate);
+    if (calls_.paused()) return false;
+    if (home().first != slab) return true;  // another thread has cut it up meanwhile
+    const Status idle = driver_.Synchronize(device, In(kShort));
+    if (idle.code() == Code::kRefused) continue;
+    if (!idle.ok() || !slabs_.Dissolve(slab).ok()) return false;
+    const LedgerLock lock(ledger_);
+    tokens_.Forget(slab, ledger_);
+    return true;
   }
-  const OpenAtEnd open_at_end(gate);
-  if (calls_.paused()) return false;
-  const auto [slab, device] = Inspect(ledger_, [&](const State& state) {
-    const auto* const found = FindIn(state.allocations, allocation);
-    if (found == nullptr || !found->own()) return std::pair(AllocationId{}, DeviceOrdinal{});
-    return std::pair(found->slab, DeviceOrdinal{found->properties.location.id});
-  });
-  if (!slab || !driver_.Synchronize(device, In(options_.deadlines.call())).ok() || !slabs_.Dissolve(slab).ok()) return false;
-  const LedgerLock lock(ledger_);
-  tokens_.Forget(slab, ledger_);
-  return true;
 }
 
 // Gives `allocation` the place at `address` that was reserved for `other`.

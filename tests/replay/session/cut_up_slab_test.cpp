@@ -172,6 +172,36 @@ TEST_F(CutUpSlab, one_that_a_call_is_in_the_way_of_is_cut_up_after_it_and_other_
   FreeAll();
 }
 
+// A kernel of NCCL's that waits for a copy which a thread of NCCL's makes.
+TEST_F(CutUpSlab, what_runs_on_the_device_gets_the_calls_that_it_waits_for) {
+  constexpr auto kLong = std::chrono::milliseconds(1'500), kMoment = std::chrono::milliseconds(50);
+  Allocate();
+  a.simulator->SetWork(Simulator::Work::kOfProgram);
+  auto mapped = test::InThread([&] { return MapOnceMore(); });
+  std::this_thread::sleep_for(kMoment);  // it is waiting
+  auto copied = test::InThread([&] { return a.session->calls().EnterLaunch().owns_lock(); });
+  EXPECT_EQ(copied.wait_for(kLong), std::future_status::ready) << "and the kernel would not end before the deadline";
+  a.simulator->SetWork(Simulator::Work::kNone);
+  EXPECT_TRUE(copied.get());
+  EXPECT_EQ(mapped.get(), Status{});
+  AllIsThere();
+  FreeAll();
+}
+
+// Something is always launched between the wait for the device and the closing of the gate.
+TEST_F(CutUpSlab, it_is_tried_again_where_work_comes_in_between) {
+  Allocate();
+  int waits = 0;
+  a.simulator->SetHook([&](std::string_view call, std::uint64_t) {
+    return call == "Synchronize" && ++waits % 2 == 0 && waits < 6 ? cuda::kCaptureUnsupported : 0;
+  });
+  EXPECT_EQ(MapOnceMore(), Status{});
+  EXPECT_EQ(waits, 6);
+  a.simulator->SetHook({});
+  AllIsThere();
+  FreeAll();
+}
+
 TEST_F(CutUpSlab, a_slab_that_the_driver_does_not_take_back_is_left_and_noted) {
   Allocate();
   ASSERT_TRUE(a.simulator->FailNext("Release", 1, cuda::kUnknown).ok());

@@ -93,6 +93,10 @@ void Allocations::DropClosed(Ledger& ledger, AllocationId touched) {
     if (!Release(id, ledger).ok()) tokens_.LeaveToDescriptors(id, ledger);
 }
 
+void Allocations::DropUnused(Ledger& ledger) {
+  for (const AllocationId id : tokens_.TakeUnused(ledger)) ledger.Record(AllocationReleased{id});
+}
+
 void Allocations::RetireIfEmpty(AllocationId slab, Ledger& ledger) {
   if (!slab) return;
   if (const Status retired = slabs_.Retire(slab); !retired.ok()) ledger.Break(retired.message());

@@ -42,6 +42,8 @@ class Allocations : NoCopies {
 
   // Whether only descriptors of its tokens hold it. They count as one reference, which is nobody's to use or to give up.
   [[nodiscard]] bool OnlyDescriptorsHold(AllocationId allocation, Ledger& ledger) const REQUIRES(ledger);
+  // Of what something else holds too: closes memfds that no descriptor is open of, once there are many.
+  void DropUnused(Ledger& ledger) REQUIRES(ledger);
   // Releases allocations that only descriptors held, if these are closed. What the driver refuses is tried again by the next
   // call, or at the end of a tag's cycle. `touched` has just lost another holder.
   void DropClosed(Ledger& ledger, AllocationId touched = {}) REQUIRES(ledger);

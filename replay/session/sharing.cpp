@@ -16,6 +16,7 @@ Sharing::Sharing(const LowerParts& parts, Peers& peers, PinnedSupply& pinned, Po
       ledger_(parts.ledger),
       calls_(parts.calls),
       tokens_(parts.tokens),
+      allocations_(parts.allocations),
       slabs_(parts.slabs),
       peers_(peers),
       pinned_(pinned),
@@ -32,7 +33,10 @@ Result<UniqueFd> Sharing::Export(AllocationId allocation) {
   AMEM_ASSIGN(Token token, tokens_.For(allocation, ledger_));
   if (it->remote) std::tie(token.session, token.allocation) = std::pair(it->remote->owner, it->remote->allocation);
   if (it->own()) ledger_.Record(Exported{allocation, 1});
-  if (it->pool) return tokens_.CountedDescriptor(allocation, token, ledger_);
+  if (it->pool) {
+    allocations_.DropUnused(ledger_);
+    return tokens_.CountedDescriptor(allocation, token, ledger_);
+  }
   lock.Unlock();
   return MakeTokenDescriptor(token);
 }

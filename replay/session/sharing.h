@@ -41,6 +41,7 @@ class Sharing : NoCopies {
   Ledger& ledger_;
   CallAdmission& calls_;
   Tokens& tokens_;
+  Allocations& allocations_;
   Slabs& slabs_;
   Peers& peers_;
   PinnedSupply& pinned_;

@@ -1,12 +1,15 @@
 // Tags whose memory several processes share: a window of NCCL's over tensors is imported by every peer.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <future>
 #include <string>
 #include <utility>
 
+#include "journal/base/file.h"
 #include "replay/peers/token.h"
 #include "tests/in_thread.h"
 #include "tests/replay/session/pools_fixture.h"
@@ -291,6 +294,61 @@ TEST_F(TagsByHandleTest, memory_goes_with_its_last_descriptor) {
     EXPECT_TRUE(by_peer ? b.session->nccl().Release(there).ok() : a.session->nccl().Release(Make()).ok());
     EXPECT_EQ(a.InUse(), k2M) << "what nobody has is gone with the next call";
   }
+}
+
+// How many memfds of tokens this process has, of AMem's and of those that it was given.
+std::size_t TokensOpen() {
+  std::size_t count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    if (LinkOf(entry.path()).starts_with("/memfd:amem-token")) ++count;
+  return count;
+}
+
+// A library with thousands of allocations passes each on and closes the descriptor.
+TEST_F(TagsByHandleTest, descriptors_that_were_closed_take_none_of_the_programs) {
+  constexpr std::size_t kMany = 200;
+  std::vector<AllocationId> all;
+  for (std::size_t i = 0; i < kMany; ++i) {
+    all.push_back(Make());
+    ASSERT_TRUE(a.session->sharing().Export(all.back()).ok());
+  }
+  EXPECT_LE(TokensOpen(), 64U);
+  UniqueFd again = *a.session->sharing().Export(all.front());
+  const AllocationId there = Import(b, again.get());
+  for (const AllocationId one : all) EXPECT_TRUE(a.session->nccl().Release(one).ok());
+  EXPECT_EQ(a.InUse(), 2 * k2M) << "what has a descriptor and an importer, and the fixture's";
+  EXPECT_TRUE(b.session->nccl().Release(there).ok());
+  again.Reset();
+  EXPECT_TRUE(a.session->nccl().Release(Make()).ok());
+  EXPECT_EQ(a.InUse(), k2M);
+}
+
+TEST_F(TagsByHandleTest, where_too_many_descriptors_are_open_memory_is_held_for_ever) {
+  constexpr std::size_t kMost = 64, kMore = 6;
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{4 * kMost, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  std::vector<AllocationId> all;
+  std::vector<UniqueFd> descriptors;
+  for (std::size_t i = 0; i < kMost + kMore; ++i) {
+    all.push_back(Make());
+    auto made = a.session->sharing().Export(all.back());
+    if (made.ok()) descriptors.push_back(*std::move(made));
+  }
+  const std::size_t open = TokensOpen() - descriptors.size();
+  UniqueFd second = *a.session->sharing().Export(all.back());
+  EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(descriptors.size(), kMost + kMore);
+  EXPECT_EQ(open, kMost);
+  EXPECT_EQ(a.Count<PassedThrough>(), 1U) << "said once";
+  for (const AllocationId one : all) EXPECT_TRUE(a.session->nccl().Release(one).ok());
+  EXPECT_FALSE(a.session->nccl().Release(all.back()).ok()) << "it was released";
+  EXPECT_TRUE(b.session->nccl().Release(Import(b, second.get())).ok()) << "and can be imported";
+  second.Reset();
+  descriptors.clear();
+  EXPECT_TRUE(a.session->nccl().Release(Make()).ok());
+  EXPECT_EQ(a.InUse(), (1 + kMore) * k2M);
 }
 
 TEST_F(TagsByHandleTest, a_descriptor_is_imported_twice_by_its_exporter_and_passed_on_by_its_importer) {

@@ -3,6 +3,8 @@
 #include <mutex>
 #include <variant>
 
+#include "journal/base/no_memory.h"
+
 namespace amem {
 
 void TagPlaces::Note(const EventBody& event, const State& state) {
@@ -24,7 +26,10 @@ void TagPlaces::Note(const EventBody& event, const State& state) {
     const bool runs = pool.lifecycle == Lifecycle::kRunning;
     if (runs == running_.contains(tag)) continue;
     const std::lock_guard lock(mutex_);
-    runs ? static_cast<void>(running_.insert(tag)) : static_cast<void>(running_.erase(tag));
+    if (!runs)
+      running_.erase(tag);
+    else  // without memory the state is asked
+      static_cast<void>(OrNoMemory([&] { return running_.insert(tag), Status(); }));
   }
 }
 

@@ -10,6 +10,7 @@
 #include <ctime>
 #include <sstream>
 
+#include "journal/base/process_sight.h"
 #include "journal/shared_memory.h"
 #include "journal/tail_header.h"
 

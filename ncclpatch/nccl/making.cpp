@@ -11,6 +11,8 @@
 namespace amem::nccl {
 namespace {
 
+constexpr const char* kMaking = "the making of a communicator";
+
 Communicator Asked(std::size_t place, const char* how, std::int32_t rank, std::int32_t ranks) {
   return {.place = place, .how = how, .rank = rank, .ranks = ranks};
 }
@@ -33,7 +35,9 @@ void AddPending(Group& group, const Pending& pending) noexcept {
   }
 }
 
-// While the process is paused because all were suspended, there is no memory for another communicator.
+// While the process is paused because all were suspended, there is no memory for another communicator. Where the job is stopped
+// between launches there is none either, and no program expects a refusal; so this is asked behind the gate, where that stop is
+// over.
 int MakeWay(Communicator asked, CommunicatorId id) noexcept {
   SuspendServer* server = t_state.is_inside() ? nullptr : TheSuspendServer();
   asked.id = id;
@@ -53,21 +57,27 @@ int MakeOne(const Communicator& asked, ncclComm** out, const Call& call, std::sp
             const registry::CountedPart& part = {}) {
   if (t_state.is_inside() || out == nullptr) return call();
   const CommunicatorId id = registry::Begin(asked);
-  if (const int answer = MakeWay(asked, id)) return registry::End(id, "failed"), answer;
   const ncclComm* const before = *out;
   Group& group = t_state.groups[asked.place];
   if (group.is_open() && id) {
+    const int way = launches::Pass(kMaking, nullptr, [&]() noexcept { return MakeWay(asked, id); });
+    if (way != kSuccess) return registry::End(id, "failed"), way;
     const int result = Making(id, call);
     if (!Accepted(result)) return RecordAnswer(id, nullptr, result), result;
     for (const launches::Launched& one : counts) Collect(asked.place, one);
     AddPending(group, {id, out, *out == before ? nullptr : *out, part});
     return result;
   }
-  return launches::Launch("the making of a communicator", counts, [&]() noexcept {
-    const int result = Making(id, call);
-    RecordAnswer(id, Accepted(result) ? *out : nullptr, result);
-    return result;
+  bool passed = false;  // not: the parent has ended at the gate
+  const int result = launches::Launch(kMaking, counts, [&]() noexcept {
+    passed = true;
+    const int way = MakeWay(asked, id);
+    const int answer = way == kSuccess ? Making(id, call) : way;
+    RecordAnswer(id, Accepted(answer) ? *out : nullptr, answer);
+    return answer;
   });
+  if (!passed) registry::End(id, "failed");
+  return result;
 }
 
 // `shape`: as which launch on the parent the call counts.
@@ -126,9 +136,10 @@ struct InitAll : redirects::Around<InitAll, "ncclCommInitAll"> {
       }
     } catch (...) {
     }
-    int result = kSuccess;
-    for (const CommunicatorId id : ids) result = result == kSuccess ? MakeWay(Asked(place, "init all", -1, count), id) : result;
     const auto make = [&]() noexcept {
+      int result = kSuccess;
+      for (const CommunicatorId id : ids)
+        result = result == kSuccess ? MakeWay(Asked(place, "init all", -1, count), id) : result;
       if (result == kSuccess) result = Making(count == 1 && !ids.empty() ? ids.front() : CommunicatorId{}, pass);
       for (std::size_t i = 0; i < ids.size(); ++i) RecordAnswer(ids[i], result == kSuccess ? comms[i] : nullptr, result);
       return result;

@@ -47,11 +47,14 @@ struct Nccl {
   int rank = Number("RANK"), world = Number("WORLD");
 
   Comm Make(const std::string& name, int ranks, int as) const {
+    Comm made = nullptr;
+    Make(name, ranks, as, made);
+    return made;
+  }
+  void Make(const std::string& name, int ranks, int as, Comm& made) const {  // in a group: at its end
     UniqueId id{};
     std::snprintf(id.internal, sizeof id.internal, "%s-%s", std::getenv("JOB"), name.c_str());
-    Comm made = nullptr;
     Check(Function<int(Comm*, int, UniqueId, int)>("ncclCommInitRank")(&made, ranks, id, as), "ncclCommInitRank");
-    return made;
   }
   Comm Split(Comm parent, int color) const {
     Comm made = nullptr;
@@ -100,6 +103,7 @@ class Job {
                                                                        {"sleeper", &Job::Sleeper},
                                                                        {"barriers", &Job::Barriers},
                                                                        {"makes", &Job::Makes},
+                                                                       {"makes after a while", &Job::MakesAfterAWhile},
                                                                        {"mismatched", &Job::Mismatched},
                                                                        {"away", &Job::Away}};
     world_ = nccl_.Make(kind + "-world", nccl_.world, nccl_.rank);
@@ -127,6 +131,7 @@ class Job {
   }
 
  private:
+  static void Say(const char* what) { std::puts(what), std::fflush(stdout); }
   void Compute() { std::this_thread::sleep_for(std::chrono::microseconds(random_() % static_cast<unsigned>(most_us_ + 1))); }
 
   void DataParallel(std::uint64_t step) {
@@ -202,6 +207,30 @@ class Job {
     nccl_.Reduce(part, step);
     nccl_.Destroy(part);
   }
+  // While the file is there all compute, and what each calls of NCCL's after that makes a communicator, by a call that is
+  // another one each time.
+  void MakesAfterAWhile(std::uint64_t step) {
+    if (!nccl_.Reduce(world_, step, access(std::getenv("JOB_AWAY"), F_OK) == 0)) return;
+    Say("away");
+    while (access(std::getenv("JOB_AWAY"), F_OK) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    Say("makes");
+    Comm made = nullptr;
+    const std::string name = "after a while " + std::to_string(made_);
+    switch (made_++ % 3) {
+      case 0:
+        made = nccl_.Split(world_, 0);
+        break;
+      case 1:
+        made = nccl_.Make(name, nccl_.world, nccl_.rank);
+        break;
+      default:
+        nccl_.Start();
+        nccl_.Make(name, nccl_.world, nccl_.rank, made);
+        nccl_.End();
+    }
+    nccl_.Reduce(made, step);
+    nccl_.Destroy(made);
+  }
   // From a step on one rank launches on another communicator than the rest: nobody goes on.
   void Mismatched(std::uint64_t step) {
     if (step == 16 && nccl_.rank == 0) nccl_.Reduce(row_, step);
@@ -209,7 +238,7 @@ class Job {
   // Rank 1, for as long as the file is there.
   void Away(std::uint64_t) {
     if (nccl_.rank != 1 || access(std::getenv("JOB_AWAY"), F_OK) != 0) return;
-    std::printf("away\n"), std::fflush(stdout);
+    Say("away");
     while (access(std::getenv("JOB_AWAY"), F_OK) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 
@@ -255,6 +284,7 @@ class Job {
   const Nccl nccl_;
   const int most_us_;
   std::minstd_rand random_;
+  int made_ = 0;  // communicators, after a while
   Comm world_ = nullptr, row_ = nullptr, column_ = nullptr, next_ = nullptr, before_ = nullptr;
 };
 

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
@@ -103,14 +104,19 @@ class Unmodified : public ::testing::Test {
     const auto at = out.rfind("at ");
     return at == std::string::npos ? -1 : std::atoi(out.c_str() + at + 3);
   }
-  bool UntilStep(int step) {
+  static bool Becomes(const std::function<bool()>& so) {
     for (int waited = 0; waited < 3000; ++waited) {
-      bool all = true;
-      for (int rank = 0; rank < kWorld; ++rank) all = all && StepOf(rank) >= step;
-      if (all) return true;
+      if (so()) return true;
       std::this_thread::sleep_for(milliseconds(10));
     }
     return false;
+  }
+  bool UntilStep(int step) {
+    return Becomes([&] {
+      bool all = true;
+      for (int rank = 0; rank < kWorld; ++rank) all = all && StepOf(rank) >= step;
+      return all;
+    });
   }
   void AllEndWell() {
     std::ofstream(job_.directory() / "stop").close();
@@ -220,6 +226,32 @@ TEST_F(Unmodified, a_rank_that_is_away_is_named_at_the_deadline_nothing_has_chan
   const Rank paused = Tool({"pause", "--between-launches", "--deadline", "20"});
   EXPECT_EQ(paused.status, 0) << paused.err;
   EXPECT_EQ(Tool({"resume"}).status, 0);
+  AllEndWell();
+}
+
+// Such as PyTorch, which makes the communicator of two ranks when they first send each other something.
+TEST_F(Unmodified, one_that_makes_a_communicator_while_the_job_is_stopped_waits_and_makes_it_after_the_resume) {
+  Start("makes after a while,1");
+  ASSERT_TRUE(UntilStep(8)) << job_.SoFar(0).out << job_.SoFar(0).err;
+  const std::filesystem::path file = job_.environment["JOB_AWAY"];
+  const auto have_said_last = [&](const std::string& what) {
+    for (int rank = 0; rank < kWorld; ++rank)
+      if (!job_.SoFar(rank).out.ends_with(what + "\n")) return false;
+    return true;
+  };
+  for (const char* const call : {"a split", "one of its own", "one in a group"}) {
+    SCOPED_TRACE(call);
+    std::ofstream(file).close();
+    ASSERT_TRUE(Becomes([&] { return have_said_last("away"); })) << job_.SoFar(0).out << job_.SoFar(0).err;
+    const Rank paused = Tool({"pause", "--between-launches", "--deadline", "20"});
+    EXPECT_EQ(paused.status, 0) << paused.out << paused.err;
+    std::filesystem::remove(file);
+    ASSERT_TRUE(Becomes([&] { return have_said_last("makes"); }));
+    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_TRUE(have_said_last("makes")) << "it waits: " << job_.SoFar(0).out << job_.SoFar(0).err;
+    EXPECT_EQ(Tool({"resume"}).status, 0);
+    ASSERT_TRUE(UntilStep(StepOf(0) + 8)) << job_.SoFar(0).out << job_.SoFar(0).err;
+  }
   AllEndWell();
 }
 

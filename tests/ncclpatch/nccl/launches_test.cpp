@@ -8,9 +8,11 @@
 #include <chrono>
 #include <cstdio>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ncclpatch/hook/hook.h"
@@ -223,6 +225,75 @@ TEST_F(Launches, a_communicator_that_is_being_made_is_held_too_and_is_inside_whi
   program.join();
   ASSERT_NE(made, nullptr);
   Destroy(made);
+}
+
+// As the runtime's server while NCCL's memory is paused, which it is until the gate opens.
+struct PausedUntilLetGo final : SuspendServer {
+  PausedUntilLetGo() { SetSuspendServer(this); }
+  ~PausedUntilLetGo() { SetSuspendServer(nullptr); }
+  int Refuse(const char*, CommunicatorId) noexcept override { return kInvalidUsage; }
+  int BeforeMaking(const Communicator&) noexcept override {
+    ++asked;
+    return launches::g_closed.load() ? kInvalidUsage : kSuccess;
+  }
+  int CarryOutResumes(const char*) noexcept override { return kSuccess; }
+  void ResumeFailedFirst() noexcept override {}
+  void UndoSuspends() noexcept override {}
+  int CarryOutSuspends(const char*) noexcept override { return kSuccess; }
+  std::atomic<int> asked{0};
+};
+
+// A program that was stopped between launches does not know it, and its next call of NCCL's may be the first with a
+// communicator that it makes only then.
+TEST_F(Launches, a_communicator_that_is_made_while_the_job_is_stopped_waits_and_is_not_refused) {
+  PausedUntilLetGo server;
+  ncclComm *const parent = Make("stopped", 0, 2), *made = nullptr, *pair[2] = {};
+  UniqueId id{};
+  const auto in_group = [&] {
+    int answer = Function<int()>("ncclGroupStart")();
+    answer += Function<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank")(&made, 1, id, 0);
+    return answer + Function<int()>("ncclGroupEnd")();
+  };
+  using Call = std::function<int()>;
+  const std::map<std::string, Call> calls = {
+      {"one", [&] { return Function<int(ncclComm**, int, UniqueId, int)>("ncclCommInitRank")(&made, 1, id, 0); }},
+      {"a part",
+       [&] { return Function<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit")(parent, 0, 0, &made, nullptr); }},
+      {"all", [&] { return Function<int(ncclComm**, int, const int*)>("ncclCommInitAll")(pair, 2, nullptr); }},
+      {"in a group", in_group}};
+  for (const auto& call : calls) {
+    SCOPED_TRACE(call.first);
+    std::snprintf(id.bytes, sizeof id.bytes, "stopped, %s", call.first.c_str());
+    launches::Hold({.version = 1});
+    const int before = server.asked;
+    std::atomic<int> answer{-1};
+    std::thread program([&] { answer = call.second(); });
+    for (int i = 0; i < 5000 && launches::HeldNow() == 0 && answer < 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(server.asked, before) << "it is asked when it may be made";
+    launches::LetGo();
+    program.join();
+    EXPECT_EQ(answer, kSuccess);
+    EXPECT_GT(server.asked, before);
+    for (ncclComm** one : {&made, &pair[0], &pair[1]})
+      if (*one != nullptr) Destroy(std::exchange(*one, nullptr));
+  }
+  Destroy(parent);
+}
+
+TEST_F(Launches, a_part_that_waits_is_forgotten_when_its_parent_is_aborted) {
+  ncclComm* const parent = Make("parent", 0, 1);
+  const std::size_t known = All().size();
+  launches::Hold({.version = 1});
+  std::atomic<int> answer{-1};
+  ncclComm* part = nullptr;
+  std::thread program(
+      [&] { answer = Function<int(ncclComm*, int, int, ncclComm**, void*)>("ncclCommSplit")(parent, 0, 0, &part, nullptr); });
+  WaitForHeld(1);
+  EXPECT_EQ(Function<int(ncclComm*)>("ncclCommAbort")(parent), 0);
+  program.join();
+  EXPECT_EQ(answer, kInvalidUsage);
+  EXPECT_EQ(All().size(), known - 1);
 }
 
 TEST_F(Launches, what_a_count_cannot_see_is_named) {

@@ -274,6 +274,11 @@ Status CheckBeforeFreeze(std::span<const Result<State>> states, FreezeHost& host
   return Refusal("nothing was touched: ", problems);
 }
 
+static bool IsParked(control::AskedJob& job, const RankProcess& process) {
+  return std::ranges::any_of(job.Ranks(),
+                             [&](const control::RankView& rank) { return Same(rank.process, process) && rank.is.parked; });
+}
+
 Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> processes) {
   std::vector<std::string> problems, noted_before;
   for (const FrozenProcess* one : processes) {
@@ -289,7 +294,8 @@ Status CheckWhilePaused(control::AskedJob& job, std::span<FrozenProcess* const> 
       by_running_tags = by_running_tags || (allocation.pool && WhyKept(allocation) == KeepReason::kNone);
     }
     if (shared > 0) {
-      const char* const remedy = by_running_tags
+      const char* const remedy = IsParked(job, process) ? ". The job is parked, with all its memory: resume it first"
+                                 : by_running_tags
                                      ? ". Some of it is under tags of the program's that are not paused, as where a job is "
                                        "stopped between launches: resume the job, and freeze it while it runs and calls "
                                        "amem.safepoint(), without --between-launches"

@@ -80,6 +80,7 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
   MemoryTag user_memory = MemoryTag::kNccl;
   PoolId tag;         // of the memory
   bool kept = false;  // by whom does not matter
+  bool parked = false;
   LocationType location = LocationType::kDevice;
   bool imported = false, multicast = false, registered = false, renewable = false, handed_out = false;
   std::string handed_to;  // a library
@@ -134,7 +135,8 @@ class FrozenWorld final : public control::AskedJob, public Checkpointer, public 
                                    .start_ticks = start,
                                    .name = "rank " + std::to_string(rank),
                                    .directory = directory / std::to_string(rank)},
-                       .is = {.phase = shared->paused ? control::Phase::kPaused : control::Phase::kRunning}});
+                       .is = {.phase = shared->paused ? control::Phase::kPaused : control::Phase::kRunning,
+                              .parked = parked && shared->paused}});
     }
     return looks;
   }

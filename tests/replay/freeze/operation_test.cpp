@@ -360,6 +360,15 @@ TEST(FreezeChecks, memory_that_is_shared_in_spite_of_the_pause_is_not_given_to_t
   EXPECT_EQ(world.shared->made[static_cast<std::size_t>(FakeCall::kLock)], 0);
 }
 
+TEST(FreezeChecks, a_parked_job_that_shares_memory_is_to_be_resumed_first) {
+  FrozenWorld world;
+  world.shared->ranks[1].shares = true;
+  world.shared->paused = world.parked = true;
+  const std::string said = world.Do(&FreezeOperation::Freeze).message();
+  EXPECT_NE(said.find("The job is parked, with all its memory: resume it first"), std::string::npos) << said;
+  EXPECT_TRUE(world.AllAre(kRunning, true)) << "and stays parked";
+}
+
 TEST(FreezeChecks, memory_of_the_program_that_is_shared_has_to_leave_at_a_safe_point) {
   FrozenWorld world;
   world.shared->ranks[1].shares = true;

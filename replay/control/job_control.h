@@ -37,6 +37,8 @@ class JobControl final : public AskedJob {
       : sockets_(std::move(sockets)), ranks_(std::move(ranks)) {}
 
   enum class Coming { kAll, kNotYet, kOnceMore };
+  // Whether the pause is to take the program's tags. A failure: what is paused already excludes the pause.
+  [[nodiscard]] Result<bool> TakesTags(const AskOptions& options) const;
   // A stop between launches (stop_launches.cpp): ok when all ranks have stopped there.
   [[nodiscard]] Result<bool> StopsBetweenLaunches(const AskOptions& options) const;
   Status StopLaunches(const AskOptions& options, Deadline until, const Progress& progress);
@@ -63,7 +65,7 @@ class JobControl final : public AskedJob {
   [[nodiscard]] bool HasGivenUp(const RankLink& rank) const;  // because this tool was silent for too long
   Status AgreeOnStep(const AskOptions& options);
   [[nodiscard]] Coming HowTheyCome() const;
-  Status AwaitAll(const AskOptions& options, Deadline until, const Progress& progress);
+  Status AwaitAll(const AskOptions& options, bool tags, Deadline until, const Progress& progress);
   // Waits until `done` is true of all ranks; a failure of `done` or of a rank ends the wait. Null: all have done it; otherwise
   // a rank that has not done it in time.
   Result<const RankLink*> AwaitRanks(Ask asked, Deadline until, const std::function<Result<bool>(const RankLink&)>& done);

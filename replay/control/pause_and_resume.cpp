@@ -26,11 +26,12 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
   // nothing else before it has ended, well or not.
   if (one_is(Phase::kResuming)) static_cast<void>(Resume(options.deadline, progress));
   const bool was_paused = one_is(Phase::kPaused);
+  AMEM_ASSIGN(const bool tags, TakesTags(options));
   AMEM_ASSIGN(const bool between, StopsBetweenLaunches(options));
   agreement::LaunchOrder closes;
   if (between) closes = {.version = 1, .stands = false, .parks = options.parks};
-  Post(Ask::kPause, options.all_tags && !between, Stage::kCome, closes);
-  const Status come = between ? StopLaunches(options, until, progress) : AwaitAll(options, until, progress);
+  Post(Ask::kPause, tags && !between, Stage::kCome, closes);
+  const Status come = between ? StopLaunches(options, until, progress) : AwaitAll(options, tags, until, progress);
   if (!come.ok()) {
     Withdraw();
     return come;
@@ -43,6 +44,24 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
     if (const Status done = AwaitStage(stage); !done.ok()) return was_paused ? done : UndoPause(done);
   }
   return {};
+}
+
+// A program that was stopped between launches runs on until its next one. Whoever pauses it again takes no more than NCCL's
+// memory from it, and a job that is parked has been promised that.
+Result<bool> JobControl::TakesTags(const AskOptions& options) const {
+  bool takes = options.all_tags;
+  for (const RankLink& rank : ranks_) {
+    const RankStatus& is = rank->is;
+    if (is.phase != Phase::kPaused || is.launches.version == 0) continue;
+    if (is.parked && !options.parks) return Status{Code::kRefused, "the job is parked: resume it first; nothing was changed"};
+    if (takes && !options.tags_at_safepoint_only)
+      return Status{Code::kRefused,
+                    fmt::format("{} is paused between two launches, and until the next one its program runs on and uses its "
+                                "tags: resume the job, and pause it at a safe point; nothing was changed",
+                                rank.name())};
+    takes = false;
+  }
+  return takes;
 }
 
 // Those that are paused already, by a request or by their program, have no say: they pass no safe point meanwhile.
@@ -77,7 +96,7 @@ JobControl::Coming JobControl::HowTheyCome() const {
   return all ? Coming::kAll : Coming::kNotYet;
 }
 
-Status JobControl::AwaitAll(const AskOptions& options, Deadline until, const Progress& progress) {
+Status JobControl::AwaitAll(const AskOptions& options, bool tags, Deadline until, const Progress& progress) {
   ChangesReport report(progress, options.progress_every);
   std::chrono::milliseconds between = kFirstBetween;  // requests that are put again
   for (;;) {
@@ -96,7 +115,7 @@ Status JobControl::AwaitAll(const AskOptions& options, Deadline until, const Pro
       const Deadline again = In(between);
       Await(ranks_, again, [] { return false; });
       between = std::min(2 * between, kMostBetween);
-      Post(Ask::kPause, options.all_tags, Stage::kCome);
+      Post(Ask::kPause, tags, Stage::kCome);
     }
     report.IfDue(ranks_, [&](std::size_t i) { return HasCome(ranks_[i]) ? std::string() : ranks_[i]->Doing(); });
     Wait(std::min(allowed ? kSlice : kAskTheCaller, LeftUntil(until)));

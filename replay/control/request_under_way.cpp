@@ -15,6 +15,7 @@ void RequestUnderWay::Begin(SessionId self, Actions& actions) {
 
 void RequestUnderWay::LetLaunchesGo() {
   actions_->LetLaunchesGo();
+  holds_launches_ = false;
   desk_.ChangeStatus([](RankStatus& mine) {
     mine.launches = {};
     mine.parked = false;
@@ -22,6 +23,7 @@ void RequestUnderWay::LetLaunchesGo() {
 }
 
 RequestUnderWay::Next RequestUnderWay::HoldLaunches(const Order& order, bool own_pause) {
+  holds_launches_ = true;
   const agreement::LaunchReading reading = actions_->HoldLaunches(order.launches);
   if (order.launches.stands && reading.why_not.empty()) {
     desk_.ChangeStatus(
@@ -193,6 +195,12 @@ RequestUnderWay::Next RequestUnderWay::GiveUp(const Status& why, Phase phase) {
   return phase == Phase::kFailed ? Next::kGoOn : Next::kAgain;
 }
 
+Status RequestUnderWay::PauseMoreTags() {
+  if (holds_launches_)
+    return {Code::kRefused, "it is stopped between two launches, and until the next one its program runs on and uses its tags"};
+  return actions_->PauseTags();
+}
+
 RequestUnderWay::Next RequestUnderWay::AdvancePaused(const Order& order) {
   if (order.request == 0 || order.request == about_) return Next::kWait;
   if (order.ask == Ask::kResume) return ResumeAsAsked(order);
@@ -200,7 +208,7 @@ RequestUnderWay::Next RequestUnderWay::AdvancePaused(const Order& order) {
   about_ = order.request;
   desk_.Begin(order.request, Phase::kPausing);
   if (order.all_tags)
-    if (const Status paused = actions_->PauseTags(); !paused.ok()) return StayPaused(CycleKind::kResume, paused);
+    if (const Status paused = PauseMoreTags(); !paused.ok()) return StayPaused(CycleKind::kPause, paused);
   tags_done_ = true;
   if (nccl_ == Nccl::kInDoubt)
     if (const auto next = UnlessNcclPauses()) return *next;

@@ -66,6 +66,7 @@ class RequestUnderWay {
   Next HoldLaunches(const Order& order, bool own_pause);
   Next AdvanceWaiting(const Order& order);
   Next AdvancePaused(const Order& order);
+  Status PauseMoreTags();  // of a rank that is paused
   Next ResumeAsAsked(const Order& order);
   Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
   Next PauseNow(const Order& order);
@@ -84,6 +85,7 @@ class RequestUnderWay {
   bool own_pause_ = false;       // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
   bool tags_done_ = false;       // of `about_`: paused, or back
   Nccl nccl_ = Nccl::kHere;      // as requests have left it
+  bool holds_launches_ = false;  // meanwhile the program runs
   Bytes held_before_ = 0;
   Status broken_;  // a check that failed; of no later call is anything done
 };

@@ -433,6 +433,12 @@ std::string ReadTags() {
   return "as written";
 }
 
+// A program that computes on them.
+std::string ReadTagsUntilStop() {
+  for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+    if (const bool ends = access(Text("JOB_STOP", ""), F_OK) == 0; ends || ReadTags() != "as written") return ReadTags();
+}
+
 // "steps=100,4": so many steps of an all-reduce, at most so many milliseconds of work, and a safe point; fewer where JOB_STOP
 // is.
 std::string Steps(const std::string& text) {
@@ -875,6 +881,7 @@ const std::map<std::string, std::function<std::string()>> kCommands = {
     {"die", Die},
     {"tags", OpenTags},
     {"read tags", ReadTags},
+    {"read tags until the stop", ReadTagsUntilStop},
     {"pause weights later", PauseWeightsLater},
     {"bring weights back", BringWeightsBack},
     {"only safe points", OnlySafepoints},

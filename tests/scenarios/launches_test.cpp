@@ -347,6 +347,31 @@ TEST_F(Unmodified, one_that_pauses_by_itself_stays_paused_when_it_is_let_go_and_
   }
 }
 
+TEST_F(Unmodified, one_that_is_paused_between_launches_has_its_tags_until_it_is_resumed) {
+  job_.environment["JOB_STOP"] = job_.directory() / "stop";
+  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job_.Start(kWorld, {"cuda", "load", "init", "tags", "reduce", "barrier", "read tags until the stop", "reduce"});
+  ASSERT_TRUE(Becomes([&] {
+    for (int rank = 0; rank < kWorld; ++rank)
+      if (job_.SoFar(rank).Said("barrier") != "0") return false;
+    return true;
+  }));
+  ASSERT_EQ(Tool({"pause", "--between-launches"}).status, 0);
+  for (const char* const option : {"--tags", "--all"}) {
+    const Rank refused = Tool({"pause", option});
+    EXPECT_EQ(refused.status, 2) << refused.out << refused.err;
+    EXPECT_NE(refused.err.find("is paused between two launches"), std::string::npos) << refused.err;
+  }
+  std::ofstream(job_.environment["JOB_STOP"]).close();
+  ASSERT_TRUE(Becomes([&] { return job_.SoFar(0).Said("read tags until the stop") != "(not run)"; }));
+  ASSERT_EQ(Tool({"resume"}).status, 0);
+  for (const Rank& rank : job_.Finish(milliseconds(60'000))) {
+    EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("read tags until the stop"), "as written") << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+  }
+}
+
 TEST_F(Unmodified, one_that_makes_no_safe_point_is_not_paused_at_one) {
   Start("data parallel,1");
   ASSERT_TRUE(UntilStep(8));

@@ -477,6 +477,32 @@ TEST_F(PlayedRanks, one_that_has_given_up_ends_the_pause) {
   EXPECT_TRUE(test::Ranks::Becomes([&] { return Of(0).phase == Phase::kRunning; }));
 }
 
+// Of one that is stopped between launches the program runs, and nobody knows what it uses.
+TEST_F(PlayedRanks, that_are_paused_between_launches_are_not_asked_for_their_tags) {
+  Make(2);
+  std::atomic<bool> asked = false;
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
+    asked = asked || (one.order.ask == Ask::kPause && one.order.all_tags);
+    if (rank == 1 && one.order.ask == Ask::kPause) return one.Say(Phase::kPaused, one.order.stage);
+    one.Obey();
+  });
+  Set(1, [](RankStatus& is) {
+    is.phase = Phase::kPaused;
+    is.launches.version = 3;
+  });
+  const Status refused = Open()->Pause({.deadline = kLong, .all_tags = true});
+  EXPECT_EQ(refused.code(), Code::kRefused) << refused.message();
+  EXPECT_TRUE(Has(refused.message(), "rank 1 is paused between two launches")) << refused.message();
+  EXPECT_EQ(Of(0).last_request, 0U) << "nobody is asked";
+  const Status frozen = Open()->Pause({.deadline = kLong, .all_tags = true, .tags_at_safepoint_only = true});
+  EXPECT_TRUE(frozen.ok()) << frozen.message();
+  EXPECT_FALSE(asked) << "who takes all memory anyway takes the tags with it";
+  Set(1, [](RankStatus& is) { is.parked = true; });
+  const Status parked = Open()->Pause({.deadline = kLong});
+  EXPECT_EQ(parked.code(), Code::kRefused);
+  EXPECT_TRUE(Has(parked.message(), "the job is parked: resume it first")) << parked.message();
+}
+
 // ---- a resume ------------------------------------------------------------------------------------------------------------
 
 class PausedRanks : public PlayedRanks {

@@ -783,6 +783,33 @@ TEST_F(BetweenLaunches, a_parked_rank_keeps_its_memory) {
   EXPECT_FALSE(is().parked);
 }
 
+TEST_F(BetweenLaunches, a_second_pause_takes_no_tags_from_under_the_program) {
+  for (const bool parks : {false, true}) {
+    Hold(1 + 3 * parks, parks);
+    ASSERT_TRUE(Becomes(Phase::kHeld));
+    Stand();
+    ASSERT_TRUE(Becomes(Phase::kArrived));
+    Allow(Stage::kNccl);
+    ASSERT_TRUE(Becomes(Phase::kPaused));
+    AskFor(2 + 3 * parks, Ask::kPause, 0, true);
+    Allow(Stage::kNccl);
+    ASSERT_TRUE(test::Ranks::Becomes([&] { return FailedWith() == Code::kRefused; }));
+    EXPECT_TRUE(Has(Message(), "its program runs on and uses its tags")) << Message();
+    EXPECT_FALSE(memory.tags);
+    EXPECT_EQ(phase(), Phase::kPaused);
+    EXPECT_EQ(memory.All<RequestEnded>().back().kind, CycleKind::kPause);
+    AskFor(3 + 3 * parks, Ask::kResume);
+    Allow(Stage::kNccl);
+    ASSERT_TRUE(Becomes(Phase::kRunning));
+    ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+  }
+  AskFor(7, Ask::kPause, 9, true);
+  EXPECT_FALSE(GoesOnAt(9)) << "at a safe point the program does not run";
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(GoesOnAt(9));
+  EXPECT_TRUE(memory.tags);
+}
+
 TEST_F(BetweenLaunches, launches_go_on_when_the_request_is_withdrawn_when_the_tool_dies_and_when_the_pause_fails) {
   Hold(1);
   ASSERT_TRUE(Becomes(Phase::kHeld));

@@ -491,6 +491,20 @@ TEST_F(Requests, a_failed_pause_is_told_with_its_reason_and_a_second_try_works) 
   AllEndWell();
 }
 
+TEST_F(Requests, a_job_whose_pause_could_not_be_undone_is_not_called_paused) {
+  job_.environment["AMEM_TIMEOUT_MS"] = "500";
+  Start({"cuda", "load", "init", "reduce", "barrier", "1:at=Unmap|Map|SetAccess,2,fail-all=999", "steps=100000,4"});
+  ASSERT_TRUE(UntilSteps(5));
+  const Rank failed = Tool({"pause"});
+  EXPECT_EQ(failed.status, 3) << failed.out << failed.err;
+  const Rank again = Tool({"pause"});  // which waits until what the first left under way has ended
+  EXPECT_EQ(again.status, 3) << again.out << again.err;
+  EXPECT_NE(again.err.find("rank 1: pause of tag nccl"), std::string::npos) << again.out << again.err;
+  EXPECT_EQ(again.out, "");
+  for (const pid_t rank : job_.processes()) ::kill(rank, SIGKILL);
+  job_.Finish(std::chrono::milliseconds(60'000));
+}
+
 TEST_F(Requests, a_resume_that_fails_at_one_tag_loses_nothing_of_one_that_was_back_and_discards) {
   Start({"cuda", "load", "init", "tags", "barrier", "1:at=Create,2,fail=2", "steps=100000,4", "read tags", "barrier"});
   ASSERT_TRUE(UntilSteps(5));

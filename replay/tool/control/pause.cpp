@@ -212,12 +212,12 @@ constexpr std::string_view DoneWord(Asked asked) {
   return asked == Asked::kPark ? "parked" : asked == Asked::kPause ? "paused" : "resumed";
 }
 
-// Whether the rank is already as the command would have it.
+// Whether the rank is already as the command would have it. Of a pause or a resume that failed, memory may be there.
 bool IsAsAsked(const control::RankView& rank, Asked asked) {
   const bool pauses = asked != Asked::kResume;
   const control::Phase wanted = pauses ? control::Phase::kPaused : control::Phase::kRunning;
   return rank.heard && rank.is.phase == wanted && !rank.paused_by_program() &&
-         (!pauses || rank.is.parked == (asked == Asked::kPark));
+         (!pauses || (rank.is.failure.ok() && rank.is.parked == (asked == Asked::kPark)));
 }
 
 // Has the ranks do it, and prints what came of it.

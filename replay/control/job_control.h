@@ -9,6 +9,8 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "replay/control/job.h"
@@ -44,12 +46,15 @@ class JobControl final : public AskedJob {
   Status StopLaunches(const AskOptions& options, Deadline until, const Progress& progress);
   // What the ranks say of their launches. A failure: one of them cannot be stopped so, or has ended or failed.
   struct LaunchReadings {
+    std::vector<std::size_t> ranks;  // whose: those that are to stop
     std::vector<agreement::LaunchReading> of_ranks;
     bool all_hold = false;  // their launches
     bool all_came = false;
   };
+  [[nodiscard]] std::vector<std::size_t> ThatAreToStop() const;
+  [[nodiscard]] std::string WhoIsPaused() const;
   [[nodiscard]] Result<LaunchReadings> ReadLaunches() const;
-  void GiveLaunches(const agreement::LaunchStop& stop, bool parks);
+  void GiveLaunches(const agreement::LaunchStop& stop, std::span<const std::size_t> to, bool parks);
   [[nodiscard]] Status AreNotAtTargets(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const;
   void AwaitEndOfEarlier();
   void Post(Ask ask, bool all_tags, Stage stage, const agreement::LaunchOrder& launches = {});

@@ -8,6 +8,8 @@
 
 namespace amem::control {
 
+constexpr const char* kWithdrawn = "the request was withdrawn";
+
 void RequestUnderWay::Begin(SessionId self, Actions& actions) {
   self_ = self;
   actions_ = &actions;
@@ -115,20 +117,24 @@ RequestUnderWay::Next RequestUnderWay::Arrive(const Order& order, std::uint64_t 
   return Next::kAgain;
 }
 
+// Up to which stage the request may be carried out. kTimeout: that is not known yet; another failure: it is void.
+Result<Stage> RequestUnderWay::StageOf(const Order& order) {
+  if (order.stage == Stage::kNccl || desk_.ToolLives()) return order.stage;
+  // The tool may have died between its order to one rank and that to another. The rank that got it first decides for all.
+  const bool asks = order.stage == Stage::kTags && order.told_first != SessionId() && order.told_first != self_;
+  const auto first = asks ? actions_->Ask(order.told_first) : Result<RankStatus>(Status(Code::kPeerLost, "nobody"));
+  if (!first && first.status().code() == Code::kTimeout) return first.status();  // stopped: which order it got is not known yet
+  const bool told =
+      first && first->asked.request == order.request && first->asked.ask == Ask::kPause && first->asked.stage == Stage::kNccl;
+  if (told) return Stage::kNccl;
+  return Status{Code::kPeerLost, "the program that asked has ended, or does not answer"};
+}
+
 RequestUnderWay::Next RequestUnderWay::AdvanceWaiting(const Order& order) {
-  if (order.request != about_) return GiveUp({Code::kRefused, "the request was withdrawn"}, Phase::kRunning);
-  Stage stage = order.stage;
-  if (stage != Stage::kNccl && !desk_.ToolLives()) {
-    // It may have died between its order to one rank and that to another. The rank that got it first decides for all.
-    const bool asks = stage == Stage::kTags && order.told_first != SessionId() && order.told_first != self_;
-    const auto first = asks ? actions_->Ask(order.told_first) : Result<RankStatus>(Status(Code::kPeerLost, "nobody"));
-    if (!first && first.status().code() == Code::kTimeout) return Next::kWait;  // stopped: which order it got is not known yet
-    const bool told =
-        first && first->asked.request == about_ && first->asked.ask == Ask::kPause && first->asked.stage == Stage::kNccl;
-    if (!told) return GiveUp({Code::kPeerLost, "the program that asked has ended, or does not answer"}, Phase::kRunning);
-    stage = Stage::kNccl;
-  }
-  if (stage == Stage::kCome) return Next::kWait;
+  if (order.request != about_) return GiveUp({Code::kRefused, kWithdrawn}, Phase::kRunning);
+  const Result<Stage> stage = StageOf(order);
+  if (!stage) return stage.status().code() == Code::kTimeout ? Next::kWait : GiveUp(stage.status(), Phase::kRunning);
+  if (*stage == Stage::kCome) return Next::kWait;
   if (!tags_done_) {
     desk_.Report(Phase::kPausing, Stage::kCome);
     if (order.all_tags)
@@ -137,7 +143,7 @@ RequestUnderWay::Next RequestUnderWay::AdvanceWaiting(const Order& order) {
     desk_.Report(Phase::kPausing, Stage::kTags);
     return Next::kAgain;
   }
-  return stage == Stage::kTags ? Next::kWait : PauseNow(order);
+  return *stage == Stage::kTags ? Next::kWait : PauseNow(order);
 }
 
 RequestUnderWay::Next RequestUnderWay::PauseNow(const Order& order) {
@@ -202,19 +208,53 @@ Status RequestUnderWay::PauseMoreTags() {
 }
 
 RequestUnderWay::Next RequestUnderWay::AdvancePaused(const Order& order) {
+  if (again_ != 0 && order.request != again_) StayAsBefore({Code::kRefused, kWithdrawn});
   if (order.request == 0 || order.request == about_) return Next::kWait;
-  if (order.ask == Ask::kResume) return ResumeAsAsked(order);
-  JournalRequestOnce(order);
-  about_ = order.request;
-  desk_.Begin(order.request, Phase::kPausing);
-  if (order.all_tags)
-    if (const Status paused = PauseMoreTags(); !paused.ok()) return StayPaused(CycleKind::kPause, paused);
-  tags_done_ = true;
-  if (nccl_ == Nccl::kInDoubt)
+  return order.ask == Ask::kResume ? ResumeAsAsked(order) : PauseAgain(order);
+}
+
+// It is paused, so it has come; what it has still to do is done with the others, who may not come.
+RequestUnderWay::Next RequestUnderWay::PauseAgain(const Order& order) {
+  if (again_ == 0) {
+    JournalRequestOnce(order);
+    again_ = order.request;
+    tags_done_ = false;
+    desk_.ChangeStatus([&](const RankStatus& mine) { failed_before_ = mine.failure; });
+    desk_.Begin(order.request, Phase::kPaused);
+  }
+  const Result<Stage> stage = StageOf(order);
+  if (!stage && stage.status().code() != Code::kTimeout) {
+    desk_.MarkDone(order.request);
+    StayAsBefore(stage.status());
+  }
+  if (!stage || *stage == Stage::kCome) return Next::kWait;
+  if (!tags_done_) {
+    if (order.all_tags)
+      if (const Status paused = PauseMoreTags(); !paused.ok()) return EndAgain(order), StayPaused(CycleKind::kPause, paused);
+    tags_done_ = true;
+    desk_.Report(Phase::kPaused, Stage::kTags);
+    return Next::kAgain;
+  }
+  if (*stage == Stage::kTags) return Next::kWait;
+  EndAgain(order);
+  if (nccl_ == Nccl::kInDoubt) {
+    desk_.Report(Phase::kPausing, Stage::kTags);
     if (const auto next = UnlessNcclPauses()) return *next;
+  }
   actions_->Note(RequestEnded{order.request, CycleKind::kPause, Code::kOk, ""});
   desk_.Report(Phase::kPaused, Stage::kNccl, [held = actions_->Held()](RankStatus& mine) { mine.held = held; });
   return Next::kWait;
+}
+
+void RequestUnderWay::EndAgain(const Order& order) {
+  about_ = order.request;
+  again_ = 0;
+}
+
+// A second pause has come to nothing. What of its tags has gone comes back with the others.
+void RequestUnderWay::StayAsBefore(const Status& why) {
+  actions_->Note(RequestEnded{std::exchange(again_, 0), CycleKind::kPause, why.code(), why.message()});
+  desk_.Report(Phase::kPaused, Stage::kCome, [&](RankStatus& mine) { mine.failure = failed_before_; });
 }
 
 RequestUnderWay::Next RequestUnderWay::ResumeAsAsked(const Order& order) {

@@ -63,10 +63,14 @@ class RequestUnderWay {
   [[nodiscard]] Status Check() const;
   [[nodiscard]] std::optional<Next> UnlessWhole(const Order& order);  // nothing: Check holds, and has always held
   Next AdvanceIdle(const Order& order, std::uint64_t step);
+  [[nodiscard]] Result<Stage> StageOf(const Order& order);
   Next HoldLaunches(const Order& order, bool own_pause);
   Next AdvanceWaiting(const Order& order);
   Next AdvancePaused(const Order& order);
+  Next PauseAgain(const Order& order);
   Status PauseMoreTags();  // of a rank that is paused
+  void EndAgain(const Order& order);
+  void StayAsBefore(const Status& why);
   Next ResumeAsAsked(const Order& order);
   Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
   Next PauseNow(const Order& order);
@@ -81,9 +85,11 @@ class RequestUnderWay {
   SessionId self_;
   Mode mode_ = Mode::kIdle;
   std::uint64_t about_ = 0;      // the request of kWaiting and kPaused
+  std::uint64_t again_ = 0;      // of kPaused: a later pause that is not done yet; 0: none
+  Status failed_before_;         // what the status said before that one
   std::uint64_t journaled_ = 0;  // the last request that the journal has
   bool own_pause_ = false;       // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
-  bool tags_done_ = false;       // of `about_`: paused, or back
+  bool tags_done_ = false;       // of the request under way: paused, or back
   Nccl nccl_ = Nccl::kHere;      // as requests have left it
   bool holds_launches_ = false;  // meanwhile the program runs
   Bytes held_before_ = 0;

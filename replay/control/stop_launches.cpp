@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,19 +43,27 @@ Result<bool> JobControl::StopsBetweenLaunches(const AskOptions& options) const {
   return true;
 }
 
-void JobControl::GiveLaunches(const agreement::LaunchStop& stop, bool parks) {
+void JobControl::GiveLaunches(const agreement::LaunchStop& stop, std::span<const std::size_t> to, bool parks) {
   order_.by_pid = ::getpid();
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+  for (std::size_t i = 0; i < to.size(); ++i) {
     order_.launches = stop.OrderOf(i);
     order_.launches.parks = parks;
-    ranks_[i].Give(order_);
+    ranks_[to[i]].Give(order_);
   }
   order_.launches.targets.clear();  // of the last rank; a later order says only that launches are held
   order_.launches.seats.clear();
 }
 
+// Those that are paused already launch nothing, and say nothing of what they launched.
+std::vector<std::size_t> JobControl::ThatAreToStop() const {
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < ranks_.size(); ++i)
+    if (!Has(ranks_[i], Phase::kPaused)) found.push_back(i);
+  return found;
+}
+
 Result<JobControl::LaunchReadings> JobControl::ReadLaunches() const {
-  LaunchReadings now{.of_ranks = {}, .all_hold = true, .all_came = true};
+  LaunchReadings now{.ranks = ThatAreToStop(), .of_ranks = {}, .all_hold = true, .all_came = true};
   for (const RankLink& rank : ranks_) {
     if (!rank->alive) return Status{Code::kPeerLost, rank.name() + " " + rank->lost + " before it paused; nothing was paused"};
     if (HasGivenUp(rank)) return LostContact(rank);
@@ -63,7 +72,10 @@ Result<JobControl::LaunchReadings> JobControl::ReadLaunches() const {
       return Status{Code::kRefused,
                     fmt::format("{} cannot be stopped between launches: {}; nothing was changed", rank.name(), says.why_not)};
     now.all_came = now.all_came && HasCome(rank);
-    now.all_hold = now.all_hold && (Has(rank, Phase::kHeld) || Has(rank, Phase::kArrived)) && says.version != 0;
+  }
+  for (const std::size_t i : now.ranks) {
+    const agreement::LaunchReading& says = ranks_[i]->is.launches;
+    now.all_hold = now.all_hold && (Has(ranks_[i], Phase::kHeld) || Has(ranks_[i], Phase::kArrived)) && says.version != 0;
     now.of_ranks.push_back(says);
   }
   AMEM_TRY(FirstFailure(Ask::kPause));
@@ -109,35 +121,48 @@ Status JobControl::StopLaunches(const AskOptions& options, Deadline until, const
       stillness.See(now.of_ranks);
       const std::uint32_t let_go = stop.let_go();
       const Next next = stop.Consider(now.of_ranks, stillness.IsStill());
-      if (next == Next::kMissing) return {Code::kRefused, stop.missing() + "; nothing was changed"};
+      if (next == Next::kMissing) return {Code::kRefused, stop.missing() + WhoIsPaused() + "; nothing was changed"};
       if (stop.let_go() != let_go) stillness.LetGo();
-      if (next == Next::kOrder || next == Next::kStopped) GiveLaunches(stop, options.parks);
+      if (next == Next::kOrder || next == Next::kStopped) GiveLaunches(stop, now.ranks, options.parks);
       stand = next == Next::kStopped;
       if (next == Next::kOrder) continue;
     }
-    report.IfDue(ranks_, [&](std::size_t i) { return stop.WhyNotAtTargets(i, ranks_[i]->is.launches); });
+    report.IfDue(ranks_, [&](std::size_t i) {
+      const auto at = std::ranges::find(now.ranks, i);
+      return at == now.ranks.end()
+                 ? std::string()
+                 : stop.WhyNotAtTargets(static_cast<std::size_t>(at - now.ranks.begin()), ranks_[i]->is.launches);
+    });
     Wait(std::min<std::chrono::milliseconds>(std::chrono::milliseconds(20), LeftUntil(until)));
   }
 }
 
+std::string JobControl::WhoIsPaused() const {
+  const auto one = std::ranges::find_if(ranks_, [&](const RankLink& rank) { return Has(rank, Phase::kPaused); });
+  return one == ranks_.end()
+             ? ""
+             : "; " + one->name() + " is paused already, and does not say what it launched: resume the job first";
+}
+
 Status JobControl::AreNotAtTargets(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const {
   std::string all;
+  const std::vector<std::size_t> to_stop = ThatAreToStop();
   std::vector<agreement::LaunchReading> readings;
-  for (const RankLink& rank : ranks_) readings.push_back(rank->is.launches);
+  for (const std::size_t i : to_stop) readings.push_back(ranks_[i]->is.launches);
   const std::vector<std::string> incomplete = agreement::LaunchStop::Incomplete(readings);
   const std::string silent =
       "has not closed its launch gate" +
       (incomplete.empty() ? "" : fmt::format("; communicators with some ranks that have: {}", fmt::join(incomplete, ", ")));
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    const RankLink& rank = ranks_[i];
+  for (std::size_t i = 0; i < to_stop.size(); ++i) {
+    const RankLink& rank = ranks_[to_stop[i]];
     const bool answers = Has(rank, Phase::kHeld) || HasCome(rank);
     const std::string why = answers ? stop.WhyNotAtTargets(i, rank->is.launches) : silent;
     if (why.empty()) continue;
     all += fmt::format("\n{} {}; it {}", rank.name(), why, rank.DoingInDetail());
   }
   if (all.empty()) all = "\nall had stopped after the deadline";
-  return {Code::kTimeout, fmt::format("not all ranks stopped between launches within {}; nothing was paused, and all run on{}",
-                                      Seconds(deadline), all)};
+  return {Code::kTimeout, fmt::format("not all ranks stopped between launches within {}; nothing was paused, and {} run on{}",
+                                      Seconds(deadline), to_stop.size() == ranks_.size() ? "all" : "those that ran", all)};
 }
 
 }  // namespace amem::control

@@ -503,6 +503,55 @@ TEST_F(PlayedRanks, that_are_paused_between_launches_are_not_asked_for_their_tag
   EXPECT_TRUE(Has(parked.message(), "the job is parked: resume it first")) << parked.message();
 }
 
+// As where sets that share no memory each decided for themselves. One that is paused says nothing of launches.
+class SomePaused : public PlayedRanks {
+ protected:
+  void SetUp() override {
+    Make(2);
+    Set(0, [](RankStatus& is) { is.phase = Phase::kPaused; });
+  }
+  Status Stop(std::int32_t ranks) {
+    const auto playing = Begin([&](std::size_t rank, Played& one) {
+      if (one.order.ask != Ask::kPause) return;
+      if (rank == 0) return one.Say(Phase::kPaused, one.order.stage);
+      if (!one.Is(Ask::kPause, Stage::kCome)) return one.Obey();
+      agreement::LaunchReading reading{.version = one.order.launches.version};
+      reading.seats = {{.device = 0}};
+      reading.clocks = {{.communicator = 5, .rank = 0, .ranks = ranks, .device = 0, .launched = 7}};
+      one.is.launches = reading;
+      one.Say(one.order.launches.stands ? Phase::kArrived : Phase::kHeld);
+    });
+    return Open()->Pause({.deadline = kLong, .where = Where::kBetweenLaunches});
+  }
+};
+
+TEST_F(SomePaused, do_not_keep_the_others_from_stopping_between_launches) {
+  const Status paused = Stop(1);
+  EXPECT_TRUE(paused.ok()) << paused.message();
+  for (std::size_t rank = 0; rank < 2; ++rank) EXPECT_EQ(Of(rank).phase, Phase::kPaused);
+}
+
+TEST_F(SomePaused, are_named_where_the_others_launch_with_them) {
+  const Status refused = Stop(2);
+  EXPECT_EQ(refused.code(), Code::kRefused);
+  EXPECT_TRUE(Has(refused.message(), "communicator 0x5 (2 ranks): only 1 of them are asked")) << refused.message();
+  EXPECT_TRUE(Has(refused.message(), "rank 0 is paused already, and does not say what it launched: resume the job first"))
+      << refused.message();
+}
+
+TEST_F(SomePaused, are_not_said_to_run_on_and_nothing_is_said_of_their_launches) {
+  const Status late = Open()->Pause({.deadline = milliseconds(200), .where = Where::kBetweenLaunches});
+  EXPECT_EQ(late.code(), Code::kTimeout) << "nobody answers";
+  Set(0, [](RankStatus& is) { is.phase = Phase::kPaused; });
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0 && one.order.ask == Ask::kPause) one.Say(Phase::kPaused);
+  });
+  const Status one_late = Open()->Pause({.deadline = milliseconds(200), .where = Where::kBetweenLaunches});
+  EXPECT_TRUE(Has(one_late.message(), "nothing was paused, and those that ran run on")) << one_late.message();
+  EXPECT_TRUE(Has(one_late.message(), "rank 1 has not closed its launch gate")) << one_late.message();
+  EXPECT_FALSE(Has(one_late.message(), "rank 0")) << one_late.message();
+}
+
 // ---- a resume ------------------------------------------------------------------------------------------------------------
 
 class PausedRanks : public PlayedRanks {

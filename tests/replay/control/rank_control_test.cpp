@@ -379,6 +379,7 @@ TEST_F(RankControlTest, a_second_pause_tries_again_what_the_first_could_not_undo
   Allow(Stage::kNccl);
   ASSERT_FALSE(GoesOnAt(7));
   AskFor(2, Ask::kPause, 7);
+  Allow(Stage::kNccl);
   EXPECT_FALSE(GoesOnAt(7));
   EXPECT_EQ(Message(), "no room to pause NCCL");
   EXPECT_NE(done(), Stage::kNccl);
@@ -388,11 +389,13 @@ TEST_F(RankControlTest, a_second_pause_tries_again_what_the_first_could_not_undo
   Allow(Stage::kNccl);
   EXPECT_FALSE(control->Serve(7, true));
   AskFor(4, Ask::kPause, 7);
+  Allow(Stage::kNccl);
   EXPECT_FALSE(GoesOnAt(7));
   EXPECT_EQ(done(), Stage::kNccl);
   EXPECT_EQ(memory.All<RequestEnded>().back(), (RequestEnded{4, CycleKind::kPause, Code::kOk, "", 0}));
   memory.fails.clear();
   AskFor(5, Ask::kPause, 7);
+  Allow(Stage::kNccl);
   EXPECT_FALSE(GoesOnAt(7));
   EXPECT_EQ(memory.calls, (Calls{"pause NCCL", "pause NCCL", "resume tags", "resume NCCL", "pause NCCL"}));
 }
@@ -406,6 +409,7 @@ TEST_F(RankControlTest, a_second_pause_that_fails_and_is_undone_lets_the_rank_ru
   ASSERT_FALSE(GoesOnAt(7));
   memory.undo_fails = memory.nccl = false;
   AskFor(2, Ask::kPause, 7);
+  Allow(Stage::kNccl);
   EXPECT_TRUE(GoesOnAt(7));
   EXPECT_EQ(phase(), Phase::kFailed);
   EXPECT_FALSE(memory.tags);
@@ -593,8 +597,16 @@ TEST_F(RankControlTest, what_is_paused_may_be_asked_to_pause_once_more) {
   PauseAt(7, false);
   AskFor(2, Ask::kPause, 0, true);
   EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_TRUE(memory.calls.empty()) << "the others have not come";
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_EQ(done(), Stage::kCome);
+  Allow(Stage::kTags);
+  EXPECT_FALSE(GoesOnAt(7));
   EXPECT_EQ(memory.calls, Calls{"pause tags"}) << "which the first had left";
   EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_EQ(done(), Stage::kTags);
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(GoesOnAt(7));
   EXPECT_EQ(done(), Stage::kNccl);
   EXPECT_EQ(is().about, 2U);
   EXPECT_EQ(is().held, kResident - kTagBytes - kNcclBytes);
@@ -609,10 +621,40 @@ TEST_F(RankControlTest, tags_that_fail_in_a_second_pause_leave_it_paused) {
   PauseAt(7, false);
   memory.fails = "pause tags";
   AskFor(2, Ask::kPause, 0, true);
+  Allow(Stage::kTags);
   EXPECT_FALSE(GoesOnAt(7));
   EXPECT_EQ(phase(), Phase::kPaused);
   EXPECT_EQ(done(), Stage::kCome);
   EXPECT_EQ(FailedWith(), Code::kOutOfMemory);
+}
+
+// Others do not come, or the tool dies; what the rank said of an earlier failure is still true.
+TEST_F(RankControlTest, a_second_pause_that_comes_to_nothing_changes_nothing) {
+  memory.fails = "pause NCCL";
+  memory.undo_fails = true;
+  AskFor(1, Ask::kPause, 7);
+  ASSERT_FALSE(GoesOnAt(7));
+  Allow(Stage::kNccl);
+  ASSERT_FALSE(GoesOnAt(7));
+  memory.calls.clear();
+  for (const bool dies : {false, true}) {
+    AskFor(dies ? 3 : 2, Ask::kPause, 7, true);
+    EXPECT_FALSE(GoesOnAt(7));
+    EXPECT_EQ(phase(), Phase::kPaused) << "it has come";
+    EXPECT_EQ(FailedWith(), Code::kOk) << "this request has not failed";
+    dies ? ToolDies() : Withdraw();
+    EXPECT_FALSE(control->Serve(7, true));
+    EXPECT_EQ(phase(), Phase::kPaused);
+    EXPECT_EQ(Message(), "no room to pause NCCL");
+    EXPECT_EQ(is().asked, Order());
+    EXPECT_EQ(memory.All<RequestEnded>().back().code, dies ? Code::kPeerLost : Code::kRefused);
+    EXPECT_EQ(memory.All<RequestEnded>().back().kind, CycleKind::kPause);
+  }
+  EXPECT_TRUE(memory.calls.empty());
+  AskFor(4, Ask::kResume);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_FALSE(memory.nccl);
 }
 
 TEST_F(RankControlTest, a_resume_where_nothing_is_paused_is_settled_at_once) {

@@ -366,19 +366,15 @@ Status Runtime::RunCycle(CycleKind kind, bool patient, std::optional<WantId> wan
     return Status::Ok();
   }
   // Before the scope is taken, because the thread may have to carry out a request from outside.
-  if (kind == CycleKind::kResume) safepoint::BeforeOwnResume(*session);
+  safepoint::OwnCycle own(*session, kind);
   if (kind == CycleKind::kPause) RecordOthers(*session);
-  bool was_paused = false;
   const Wants::Memory memory{"NCCL's memory", [session] { return !session->paused(); },
-                             [&] {
-                               was_paused = session->paused();
-                               return Cycle(*session, kind, patient, idle);
-                             }};
+                             [&] { return Cycle(*session, kind, patient, idle); }};
   const auto until = kind == CycleKind::kResume && patient ? std::nullopt : std::optional(UntilCallEnds());
   const Status status =
       kind == CycleKind::kPause ? Wants::Get().Pause({}, want, *until, memory) : Wants::Get().Resume({}, want, until, memory);
   if (kind == CycleKind::kPause && status) WarnOfRemainder(*session, {}, "nccl");
-  safepoint::OwnCycleEnded(*session, kind, was_paused, status.ok());
+  own.Ended(status);
   return status;
 }
 

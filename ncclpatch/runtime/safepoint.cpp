@@ -212,16 +212,21 @@ void Begin(Session& session, const std::filesystem::path& socket_directory) {
 
 void ForgetInChild() { g_control.store(nullptr, std::memory_order_relaxed); }
 
-void BeforeOwnResume(Session& session) {
-  control::RankControl* const control = g_control.load(std::memory_order_acquire);
-  if (control != nullptr && !t_serving && session.paused()) static_cast<void>(control->MayResume(false));
+// Null: no request can be made, or this thread carries one out.
+static control::RankControl* ControlOfProgram() { return t_serving ? nullptr : g_control.load(std::memory_order_acquire); }
+
+OwnCycle::OwnCycle(Session& session, CycleKind kind) : session_(session), kind_(kind) {
+  control::RankControl* const control = ControlOfProgram();
+  if (control == nullptr) return;
+  if (kind == CycleKind::kPause) control->AwaitOwnPause();
+  if (kind == CycleKind::kResume && session.paused()) static_cast<void>(control->MayResume(false));
 }
 
-void OwnCycleEnded(Session& session, CycleKind kind, bool was_paused, bool succeeded) {
-  control::RankControl* const control = g_control.load(std::memory_order_acquire);
-  if (control == nullptr || t_serving) return;
-  if (kind == CycleKind::kPause && succeeded && !was_paused) control->OwnPauseHolds();
-  if (kind == CycleKind::kResume) control->OwnResumeEnded(!session.paused());
+OwnCycle::~OwnCycle() {
+  control::RankControl* const control = ControlOfProgram();
+  if (control == nullptr) return;
+  if (kind_ == CycleKind::kPause) control->OwnPauseEnded(succeeded_ && session_.paused());
+  if (kind_ == CycleKind::kResume) control->OwnResumeEnded(!session_.paused());
 }
 
 }  // namespace amem::safepoint

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "journal/base/no_copies.h"
 #include "replay/peers/requests.h"
 #include "replay/session/session.h"
 #include "statemachine/types.h"
@@ -16,9 +17,18 @@ control::RequestServer& Requests();  // never destroyed
 void Begin(Session& session, const std::filesystem::path& socket_directory);
 void ForgetInChild();
 
-// Around a pause or resume of NCCL's memory that the program makes. Before a resume: waits until a request from outside has
-// ended.
-void BeforeOwnResume(Session& session);
-void OwnCycleEnded(Session& session, CycleKind kind, bool was_paused, bool succeeded);
+// Around a pause or resume of NCCL's memory that the program makes; nothing where a request makes it. It begins when a request
+// from outside that holds the rank has ended.
+class OwnCycle : NoCopies {
+ public:
+  OwnCycle(Session& session, CycleKind kind);
+  ~OwnCycle();  // without Ended: it has failed
+  void Ended(const Status& status) { succeeded_ = status.ok(); }
+
+ private:
+  Session& session_;
+  const CycleKind kind_;
+  bool succeeded_ = false;
+};
 
 }  // namespace amem::safepoint

@@ -34,6 +34,8 @@ class JobControl final : public AskedJob {
 
  private:
   static constexpr std::chrono::milliseconds kSlice{50};  // of a wait; what comes is taken at once
+  // Between requests that are put again, longer each time.
+  static constexpr std::chrono::milliseconds kFirstBetween{10}, kMostBetween{500};
 
   JobControl(std::unique_ptr<ToolSockets> sockets, std::vector<RankLink> ranks)
       : sockets_(std::move(sockets)), ranks_(std::move(ranks)) {}
@@ -43,7 +45,8 @@ class JobControl final : public AskedJob {
   [[nodiscard]] Result<bool> TakesTags(const AskOptions& options) const;
   // A stop between launches (stop_launches.cpp): ok when all ranks have stopped there.
   [[nodiscard]] Result<bool> StopsBetweenLaunches(const AskOptions& options) const;
-  Status StopLaunches(const AskOptions& options, Deadline until, const Progress& progress);
+  Status StopLaunches(const AskOptions& options, const agreement::LaunchOrder& closes, Deadline until,
+                      const Progress& progress);
   // What the ranks say of their launches. A failure: one of them cannot be stopped so, or has ended or failed.
   struct LaunchReadings {
     std::vector<std::size_t> ranks;  // whose: those that are to stop
@@ -58,6 +61,7 @@ class JobControl final : public AskedJob {
   [[nodiscard]] Status AreNotAtTargets(const agreement::LaunchStop& stop, std::chrono::milliseconds deadline) const;
   void AwaitEndOfEarlier();
   void Post(Ask ask, bool all_tags, Stage stage, const agreement::LaunchOrder& launches = {});
+  void PostOnceMore(bool tags, const agreement::LaunchOrder& launches, std::chrono::milliseconds& between);
   void SetStage(Stage stage);
   void Withdraw();  // what nobody has begun to carry out
   void GiveAll();
@@ -69,6 +73,7 @@ class JobControl final : public AskedJob {
   [[nodiscard]] bool HasDone(const RankLink& rank, Stage stage) const;
   [[nodiscard]] bool HasGivenUp(const RankLink& rank) const;  // because this tool was silent for too long
   Status AgreeOnStep(const AskOptions& options);
+  [[nodiscard]] bool SomeWaitForOthers() const;
   [[nodiscard]] Coming HowTheyCome() const;
   Status AwaitAll(const AskOptions& options, bool tags, Deadline until, const Progress& progress);
   // Waits until `done` is true of all ranks; a failure of `done` or of a rank ends the wait. Null: all have done it; otherwise

@@ -12,7 +12,6 @@
 namespace amem::control {
 
 constexpr std::chrono::milliseconds kAskTheCaller{1};
-constexpr std::chrono::milliseconds kFirstBetween{10}, kMostBetween{500};
 // For ranks that have begun to pause: each of them has a deadline of its own (AMEM_TIMEOUT_MS).
 constexpr std::chrono::seconds kToPause{600}, kToUndo{60};
 
@@ -31,7 +30,7 @@ Status JobControl::Pause(const AskOptions& options, const Progress& progress) {
   agreement::LaunchOrder closes;
   if (between) closes = {.version = 1, .stands = false, .parks = options.parks};
   Post(Ask::kPause, tags && !between, Stage::kCome, closes);
-  const Status come = between ? StopLaunches(options, until, progress) : AwaitAll(options, tags, until, progress);
+  const Status come = between ? StopLaunches(options, closes, until, progress) : AwaitAll(options, tags, until, progress);
   if (!come.ok()) {
     Withdraw();
     return come;
@@ -81,24 +80,40 @@ Status JobControl::AgreeOnStep(const AskOptions& options) {
   return {};
 }
 
-// A program's own resume is made by all its ranks. Where some of them had begun it before the request, and others wait for the
-// request, these must be let go, or those would wait for them in vain.
-JobControl::Coming JobControl::HowTheyCome() const {
-  bool all = true, resuming = false, at_resume = false;
+// A program's own pause or resume is made by all its ranks. Where some of them had begun it before the request, and others wait
+// for the request, these must be let go, or those would wait for them in vain.
+bool JobControl::SomeWaitForOthers() const {
+  bool resuming = false, at_resume = false, pausing = false, arrived = false;
   for (const RankLink& rank : ranks_) {
     const OwnPause own = rank->is.own_pause;
     resuming = resuming || own == OwnPause::kResuming;
     at_resume = at_resume || own == OwnPause::kPaused;
+    pausing = pausing || own == OwnPause::kPausing;
+    arrived = arrived || Has(rank, Phase::kArrived);
+  }
+  return (resuming && at_resume) || (pausing && arrived);
+}
+
+void JobControl::PostOnceMore(bool tags, const agreement::LaunchOrder& launches, std::chrono::milliseconds& between) {
+  Withdraw();
+  Await(ranks_, In(between), [] { return false; });
+  between = std::min(2 * between, kMostBetween);
+  Post(Ask::kPause, tags, Stage::kCome, launches);
+}
+
+JobControl::Coming JobControl::HowTheyCome() const {
+  bool all = true;
+  for (const RankLink& rank : ranks_) {
     if (HasGivenUp(rank) || (Has(rank, Phase::kHeld) && rank->is.at > order_.target)) return Coming::kOnceMore;
     all = all && HasCome(rank);
   }
-  if (resuming && at_resume) return Coming::kOnceMore;
+  if (SomeWaitForOthers()) return Coming::kOnceMore;
   return all ? Coming::kAll : Coming::kNotYet;
 }
 
 Status JobControl::AwaitAll(const AskOptions& options, bool tags, Deadline until, const Progress& progress) {
   ChangesReport report(progress, options.progress_every);
-  std::chrono::milliseconds between = kFirstBetween;  // requests that are put again
+  std::chrono::milliseconds between = kFirstBetween;
   for (;;) {
     const auto allowed = options.may_pause ? options.may_pause() : Status();
     if (allowed && !allowed->ok()) return *allowed;
@@ -110,13 +125,7 @@ Status JobControl::AwaitAll(const AskOptions& options, bool tags, Deadline until
     const Coming coming = order_.target != 0 && AllAnswered() ? HowTheyCome() : Coming::kNotYet;
     if (coming == Coming::kAll && allowed) return {};
     if (Passed(until)) return DidNotCome(options.deadline);
-    if (coming == Coming::kOnceMore) {
-      Withdraw();
-      const Deadline again = In(between);
-      Await(ranks_, again, [] { return false; });
-      between = std::min(2 * between, kMostBetween);
-      Post(Ask::kPause, tags, Stage::kCome);
-    }
+    if (coming == Coming::kOnceMore) PostOnceMore(tags, {}, between);
     report.IfDue(ranks_, [&](std::size_t i) { return HasCome(ranks_[i]) ? std::string() : ranks_[i]->Doing(); });
     Wait(std::min(allowed ? kSlice : kAskTheCaller, LeftUntil(until)));
   }

@@ -76,6 +76,10 @@ void RankControl::ServeBetweenLaunches() {
   }
 }
 
+void RankControl::AwaitOwnPause() {
+  while (!desk_.BeginOwnPause()) static_cast<void>(Serve(RequestUnderWay::kOwnPause, false));
+}
+
 // Where a request has paused the rank, and another thread of the program resumes, that thread waits too.
 bool RankControl::MayResume(bool return_soon) {
   while (!desk_.BeginOwnResume())

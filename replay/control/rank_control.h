@@ -37,7 +37,11 @@ class RankControl : public RequestServer {
   bool Serve(std::uint64_t step, bool return_soon);
 
   // Around the program's own pauses and resumes.
-  void OwnPauseHolds() { desk_.SetOwnPause(OwnPause::kPaused); }
+  //
+  // Waits while the rank is carrying out a request: NCCL's memory is paused for one of the two, and which one brings it back
+  // must be the same on all ranks.
+  void AwaitOwnPause();
+  void OwnPauseEnded(bool holds) { desk_.EndOwnPause(holds); }
   // True: it may resume now. Waits while a request is in force, so that the memory stays away until the resume from outside.
   bool MayResume(bool return_soon);
   void OwnResumeEnded(bool resumed) { desk_.SetOwnPause(resumed ? OwnPause::kNo : OwnPause::kPaused); }

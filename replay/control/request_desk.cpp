@@ -106,6 +106,38 @@ void RequestDesk::Report(Phase phase, Stage done, const Change& change) {
 
 // ---- the program's own pauses ----------------------------------------------------------------------------------------------
 
+bool RequestDesk::Arrive(OwnPause seen, const Change& change) {
+  bool comes = false;
+  ChangeStatus([&](RankStatus& mine) {
+    comes = mine.own_pause == seen && (seen == OwnPause::kNo || seen == OwnPause::kPaused);
+    if (!comes) return;
+    change(mine);
+    mine.phase = Phase::kArrived;
+    mine.stage_done = Stage::kCome;
+  });
+  return comes;
+}
+
+// A pause of what the program has paused already changes nothing, and waits for nobody.
+bool RequestDesk::BeginOwnPause() {
+  bool may = false;
+  ChangeStatus([&](RankStatus& mine) {
+    const bool has_come = mine.phase == Phase::kArrived || mine.phase == Phase::kPausing || mine.phase == Phase::kPaused ||
+                          mine.phase == Phase::kResuming;
+    may = !has_come || mine.own_pause == OwnPause::kPaused;
+    if (may && mine.own_pause == OwnPause::kNo) mine.own_pause = OwnPause::kPausing;
+  });
+  return may;
+}
+
+// Another thread may have ended one of its own meanwhile, or have begun to resume.
+void RequestDesk::EndOwnPause(bool holds) {
+  ChangeStatus([&](RankStatus& mine) {
+    if (holds && mine.own_pause != OwnPause::kResuming) mine.own_pause = OwnPause::kPaused;
+    if (!holds && mine.own_pause == OwnPause::kPausing) mine.own_pause = OwnPause::kNo;
+  });
+}
+
 void RequestDesk::SetOwnPause(OwnPause own) {
   ChangeStatus([&](RankStatus& mine) { mine.own_pause = own; });
 }

@@ -79,7 +79,12 @@ class RequestDesk {
   void ChangeStatus(const Change& change);  // under the lock
   void Report(
       Phase phase, Stage done, const Change& change = [](RankStatus&) {});
+  // The rank comes for the request, unless its program's own pause is another than the caller saw, or is changing.
+  [[nodiscard]] bool Arrive(OwnPause seen, const Change& change);
   [[nodiscard]] OwnPause OwnPauseNow();
+  // False: the rank has come for a request, which is to end first. True: the status of an own pause says that it is under way.
+  [[nodiscard]] bool BeginOwnPause();
+  void EndOwnPause(bool holds);
   void SetOwnPause(OwnPause own);
   // The tool counts a rank that its own program has paused as arrived, so the lock is held while this checks for a request.
   // False: there is one. True: there is none, and the status of an own pause now says that the rank resumes it.

@@ -17,20 +17,21 @@ void RequestUnderWay::Begin(SessionId self, Actions& actions) {
 
 void RequestUnderWay::LetLaunchesGo() {
   actions_->LetLaunchesGo();
-  holds_launches_ = false;
+  holds_launches_for_ = 0;
   desk_.ChangeStatus([](RankStatus& mine) {
     mine.launches = {};
     mine.parked = false;
   });
 }
 
-RequestUnderWay::Next RequestUnderWay::HoldLaunches(const Order& order, bool own_pause) {
-  holds_launches_ = true;
+RequestUnderWay::Next RequestUnderWay::HoldLaunches(const Order& order, OwnPause own) {
+  // What was counted and let go for an earlier stop says nothing of this one.
+  if (std::exchange(holds_launches_for_, order.request) != order.request) actions_->LetLaunchesGo();
   const agreement::LaunchReading reading = actions_->HoldLaunches(order.launches);
   if (order.launches.stands && reading.why_not.empty()) {
     desk_.ChangeStatus(
         [&](RankStatus& mine) { mine.launches = {.version = reading.version}; });  // what it counted matters no more
-    return Arrive(order, 0, own_pause);
+    return Arrive(order, 0, own, own == OwnPause::kPaused);
   }
   desk_.Report(Phase::kHeld, Stage::kCome, [&](RankStatus& mine) {
     mine.at = 0;
@@ -72,7 +73,7 @@ RequestUnderWay::Next RequestUnderWay::Advance(const Order& order, std::uint64_t
   if (const auto broken = UnlessWhole(order)) return *broken;
   if (mode_ == Mode::kPaused) return AdvancePaused(order);
   if (mode_ == Mode::kWaiting) return AdvanceWaiting(order);
-  if (order.request != 0) return AdvanceIdle(order, step);
+  if (order.request != 0 && step != kOwnPause) return AdvanceIdle(order, step);
   desk_.ChangeStatus([](RankStatus& mine) {
     if (mine.phase == Phase::kHeld) mine.phase = Phase::kRunning;
   });
@@ -88,32 +89,34 @@ RequestUnderWay::Next RequestUnderWay::AdvanceIdle(const Order& order, std::uint
     return Next::kGoOn;
   }
   // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
-  const bool own = desk_.OwnPauseNow() == OwnPause::kPaused;
+  const OwnPause own = desk_.OwnPauseNow();
   if (step == kBetweenLaunches) return order.launches.version != 0 ? HoldLaunches(order, own) : Next::kGoOn;
-  if (step == kOwnResume || own) return Arrive(order, step, true);
+  if (step == kOwnResume || own == OwnPause::kPaused) return Arrive(order, step, own, true);
   if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
     desk_.Report(Phase::kHeld, Stage::kCome, [step](RankStatus& mine) { mine.at = step; });
     return Next::kWait;
   }
-  if (step == order.target) return Arrive(order, step, false);
+  if (step == order.target) return Arrive(order, step, own, false);
   desk_.Report(Phase::kRunning, Stage::kCome);
   return Next::kGoOn;
 }
 
-RequestUnderWay::Next RequestUnderWay::Arrive(const Order& order, std::uint64_t step, bool own_pause) {
-  JournalRequestOnce(order);
-  actions_->Note(SafepointReached{order.request, step});
+// While another thread of the program pauses or resumes NCCL's memory, that comes first.
+RequestUnderWay::Next RequestUnderWay::Arrive(const Order& order, std::uint64_t step, OwnPause own, bool own_pause) {
+  held_before_ = actions_->Held();
+  const bool comes = desk_.Arrive(own, [&](RankStatus& mine) {
+    mine.at = step;
+    mine.at_ns = MonotonicNs();
+    mine.held = held_before_;
+  });
+  if (!comes) return Next::kWait;
   mode_ = Mode::kWaiting;
   about_ = order.request;
   own_pause_ = own_pause;
   tags_done_ = false;
   nccl_ = Nccl::kHere;
-  held_before_ = actions_->Held();
-  desk_.Report(Phase::kArrived, Stage::kCome, [&](RankStatus& mine) {
-    mine.at = step;
-    mine.at_ns = MonotonicNs();
-    mine.held = held_before_;
-  });
+  JournalRequestOnce(order);
+  actions_->Note(SafepointReached{order.request, step});
   return Next::kAgain;
 }
 
@@ -202,7 +205,7 @@ RequestUnderWay::Next RequestUnderWay::GiveUp(const Status& why, Phase phase) {
 }
 
 Status RequestUnderWay::PauseMoreTags() {
-  if (holds_launches_)
+  if (holds_launches_for_ != 0)
     return {Code::kRefused, "it is stopped between two launches, and until the next one its program runs on and uses its tags"};
   return actions_->PauseTags();
 }

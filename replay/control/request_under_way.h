@@ -48,6 +48,7 @@ class RequestUnderWay {
   enum class Next { kGoOn, kAgain, kWait };
   static constexpr std::uint64_t kOwnResume = 0;                        // a step that no safe point has
   static constexpr std::uint64_t kBetweenLaunches = ~std::uint64_t{0};  // likewise: AMem's own thread, while the program runs
+  static constexpr std::uint64_t kOwnPause = ~std::uint64_t{1};         // of a thread that pauses, and comes for no request
 
   explicit RequestUnderWay(RequestDesk& desk) : desk_(desk) {}
   void Begin(SessionId self, Actions& actions);
@@ -64,7 +65,7 @@ class RequestUnderWay {
   [[nodiscard]] std::optional<Next> UnlessWhole(const Order& order);  // nothing: Check holds, and has always held
   Next AdvanceIdle(const Order& order, std::uint64_t step);
   [[nodiscard]] Result<Stage> StageOf(const Order& order);
-  Next HoldLaunches(const Order& order, bool own_pause);
+  Next HoldLaunches(const Order& order, OwnPause own);
   Next AdvanceWaiting(const Order& order);
   Next AdvancePaused(const Order& order);
   Next PauseAgain(const Order& order);
@@ -72,7 +73,7 @@ class RequestUnderWay {
   void EndAgain(const Order& order);
   void StayAsBefore(const Status& why);
   Next ResumeAsAsked(const Order& order);
-  Next Arrive(const Order& order, std::uint64_t step, bool own_pause);
+  Next Arrive(const Order& order, std::uint64_t step, OwnPause own, bool own_pause);
   Next PauseNow(const Order& order);
   Next StayPaused(CycleKind failed, const Status& why);
   [[nodiscard]] std::optional<Next> UnlessNcclPauses();
@@ -91,7 +92,7 @@ class RequestUnderWay {
   bool own_pause_ = false;       // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
   bool tags_done_ = false;       // of the request under way: paused, or back
   Nccl nccl_ = Nccl::kHere;      // as requests have left it
-  bool holds_launches_ = false;  // meanwhile the program runs
+  std::uint64_t holds_launches_for_ = 0;  // the request; 0: for none. Meanwhile the program runs
   Bytes held_before_ = 0;
   Status broken_;  // a check that failed; of no later call is anything done
 };

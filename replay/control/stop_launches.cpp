@@ -106,18 +106,27 @@ class Stillness {
 
 }  // namespace
 
-Status JobControl::StopLaunches(const AskOptions& options, Deadline until, const Progress& progress) {
+Status JobControl::StopLaunches(const AskOptions& options, const agreement::LaunchOrder& closes, Deadline until,
+                                const Progress& progress) {
   using Next = agreement::LaunchStop::Next;
   agreement::LaunchStop stop;
   Stillness stillness;
   ChangesReport report(progress, options.progress_every);
+  std::chrono::milliseconds between = kFirstBetween;
   for (bool stand = false;;) {
     const auto allowed = options.may_pause ? options.may_pause() : Status();
     if (allowed && !allowed->ok()) return *allowed;
     AMEM_ASSIGN(const LaunchReadings now, ReadLaunches());
-    if (stand && now.all_came && allowed) return {};
+    const bool some_wait = AllAnswered() && SomeWaitForOthers();
+    if (stand && now.all_came && allowed && !some_wait) return {};
     if (Passed(until)) return AreNotAtTargets(stop, options.deadline);
-    if (!stand && now.all_hold) {
+    if (some_wait) {  // those are let go, and the stop begins anew
+      PostOnceMore(false, closes, between);
+      stop = {};
+      stillness = {};
+      stand = false;
+    }
+    if (!stand && !some_wait && now.all_hold) {
       stillness.See(now.of_ranks);
       const std::uint32_t let_go = stop.let_go();
       const Next next = stop.Consider(now.of_ranks, stillness.IsStill());

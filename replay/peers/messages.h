@@ -19,10 +19,11 @@
 
 namespace amem {
 
-inline constexpr std::uint32_t kPeerProtocol = 10;       // the newest and the oldest that this build speaks
-inline constexpr std::uint32_t kPeerProtocolLeast = 10;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
+inline constexpr std::uint32_t kPeerProtocol = 11;       // the newest and the oldest that this build speaks
+inline constexpr std::uint32_t kPeerProtocolLeast = 11;  // 2 knew no tags, 3 no requests, 4 no steps of a freeze, 5 another
                                                          // form, 6 not whose loss a vote is about, 7 not who is absent,
-                                                         // 8 no pages beside a hello, 9 voted by messages
+                                                         // 8 no pages beside a hello, 9 voted by messages, 10 not that a
+                                                         // program pauses just now
 inline constexpr std::size_t kMessageBytesMax = 128 * 1024;
 inline constexpr std::size_t kDescriptorsMax = 250;  // beside one message; the kernel's limit is 253
 inline constexpr std::size_t kMembersMax = 512;      // sessions in one message

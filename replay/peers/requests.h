@@ -38,9 +38,9 @@ enum class Stage : std::uint8_t {
 };
 constexpr Enumerators<Stage> EnumeratorsOf(Stage) { return {Stage::kNccl, "stage"}; }
 
-// Whether the program's own pause holds.
-enum class OwnPause : std::uint8_t { kNo, kPaused, kResuming };
-constexpr Enumerators<OwnPause> EnumeratorsOf(OwnPause) { return {OwnPause::kResuming, "pause of its own"}; }
+// Whether the program's own pause holds. While the program pauses or resumes, the rank comes for no request.
+enum class OwnPause : std::uint8_t { kNo, kPaused, kResuming, kPausing };
+constexpr Enumerators<OwnPause> EnumeratorsOf(OwnPause) { return {OwnPause::kPausing, "pause of its own"}; }
 
 // What a tool wants of a rank; it takes the place of what was wanted before.
 struct Order {

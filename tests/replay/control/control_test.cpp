@@ -492,6 +492,42 @@ TEST(Control, a_program_may_make_safe_points_inside_its_own_pause) {
   EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].own_resumes == 1 && ranks[1].own_resumes == 1; }));
 }
 
+// Between launches the program runs on, to its own pause for example, and no rank may get there before the resume.
+TEST(Control, a_program_pauses_by_itself_when_the_request_has_ended) {
+  Ranks ranks(2);
+  for (int rank = 0; rank < 2; ++rank) ranks[rank].launches_by = test::kStopsBetween;
+  Result<JobControl> job = ranks.Open();
+  ASSERT_TRUE(job.ok());
+  const Status paused = job->Pause({.deadline = kLong, .where = Where::kBetweenLaunches});
+  ASSERT_TRUE(paused.ok()) << paused.message();
+  for (int rank = 0; rank < 2; ++rank) ranks[rank].own_pause = true;
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(ranks[0].own_pauses + ranks[1].own_pauses, 0U);
+  const Status resumed = job->Resume(kLong);
+  ASSERT_TRUE(resumed.ok()) << resumed.message();
+  EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].own_pauses == 1 && ranks[1].own_pauses == 1; }));
+  for (int rank = 0; rank < 2; ++rank) ranks[rank].own_pause = false;
+  EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].own_resumes == 1 && ranks[1].own_resumes == 1; }));
+  EXPECT_TRUE(ranks.AllGoOn());
+}
+
+// Rank 0 has begun its own pause and waits for rank 1, which has come for the request before it got there.
+TEST(Control, a_pause_of_the_program_that_some_ranks_have_begun_is_let_through) {
+  Ranks ranks(2);
+  ranks[0].own_pause = true;
+  ASSERT_TRUE(Ranks::Becomes([&] { return ranks[0].own_pauses == 0 && ranks[0].steps > 0; }));
+  std::this_thread::sleep_for(milliseconds(30));
+  Result<JobControl> job = ranks.Open();
+  ASSERT_TRUE(job.ok());
+  const Status paused = job->Pause({.deadline = kLong, .progress_every = milliseconds(20)},
+                                   [&](const std::string&) { ranks[1].own_pause = true; });
+  ASSERT_TRUE(paused.ok()) << paused.message();
+  for (int rank = 0; rank < 2; ++rank) EXPECT_TRUE(job->Ranks().at(static_cast<std::size_t>(rank)).paused_by_program());
+  EXPECT_TRUE(job->Resume(kLong).ok());
+  for (int rank = 0; rank < 2; ++rank) ranks[rank].own_pause = false;
+  EXPECT_TRUE(Ranks::Becomes([&] { return ranks[0].own_resumes == 1 && ranks[1].own_resumes == 1; }));
+}
+
 // Rank 0 has begun its own resume and waits for rank 1, which has not: the request must not hold rank 1 for ever.
 TEST(Control, a_resume_of_the_program_that_some_ranks_have_begun_is_let_through) {
   Ranks ranks(2);

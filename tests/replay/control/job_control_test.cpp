@@ -335,6 +335,23 @@ TEST_F(PlayedRanks, a_resume_of_the_program_that_some_have_begun_is_let_through)
   EXPECT_GE(requests, 2);
 }
 
+TEST_F(PlayedRanks, a_pause_of_the_program_that_some_have_begun_is_let_through) {
+  Make(2);
+  Set(0, [](RankStatus& is) { is.own_pause = OwnPause::kPausing; });
+  std::atomic<int> requests = 0;
+  std::uint64_t seen = 0;
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
+    if (rank == 1 && one.order.ask != Ask::kNothing && one.order.request != std::exchange(seen, one.order.request)) ++requests;
+    if (rank == 1) return one.Obey();  // its own pause waits
+    if (requests >= 2) one.is.own_pause = OwnPause::kPaused;
+  });
+  auto job = Open();
+  ASSERT_TRUE(job.ok());
+  const Status paused = job->Pause({.deadline = kLong});
+  EXPECT_TRUE(paused.ok()) << paused.message();
+  EXPECT_GE(requests, 2);
+}
+
 TEST_F(PlayedRanks, one_that_resumes_by_itself_while_no_other_waits_to_is_left_in_peace) {
   Make(2);
   for (const OwnPause own : {OwnPause::kResuming, OwnPause::kPaused}) {
@@ -501,6 +518,32 @@ TEST_F(PlayedRanks, that_are_paused_between_launches_are_not_asked_for_their_tag
   const Status parked = Open()->Pause({.deadline = kLong});
   EXPECT_EQ(parked.code(), Code::kRefused);
   EXPECT_TRUE(Has(parked.message(), "the job is parked: resume it first")) << parked.message();
+}
+
+// Rank 1 waits in its own pause or resume for rank 0, which waits for the request.
+TEST_F(PlayedRanks, a_stop_between_launches_lets_through_what_some_programs_have_begun) {
+  Make(2);
+  for (const OwnPause under_way : {OwnPause::kResuming, OwnPause::kPausing}) {
+    const bool resumes = under_way == OwnPause::kResuming;
+    Set(0, [&](RankStatus& is) { is.own_pause = resumes ? OwnPause::kPaused : OwnPause::kNo; });
+    Set(1, [&](RankStatus& is) { is.own_pause = under_way; });
+    std::atomic<int> requests = 0;
+    std::uint64_t seen = 0;
+    const auto playing = Begin([&](std::size_t rank, Played& one) {
+      if (!one.Is(Ask::kPause, Stage::kCome)) return one.Obey();
+      if (rank == 0 && one.order.request != std::exchange(seen, one.order.request)) ++requests;
+      if (requests >= 2) one.is.own_pause = OwnPause::kNo;
+      one.is.launches = {.version = one.order.launches.version};
+      const bool comes = one.order.launches.stands && (rank == 0 || one.is.own_pause == OwnPause::kNo);
+      one.Say(comes ? Phase::kArrived : Phase::kHeld);
+    });
+    auto job = Open();
+    ASSERT_TRUE(job.ok());
+    const Status paused = job->Pause({.deadline = milliseconds(3'000), .where = Where::kBetweenLaunches});
+    EXPECT_TRUE(paused.ok()) << paused.message();
+    EXPECT_GE(requests, 2);
+    EXPECT_TRUE(job->Resume(kLong).ok());
+  }
 }
 
 // As where sets that share no memory each decided for themselves. One that is paused says nothing of launches.

@@ -36,7 +36,10 @@ class Memory final : public Actions {
     held = order.version;
     return {.version = order.version};
   }
-  void LetLaunchesGo() override { held = 0; }
+  void LetLaunchesGo() override {
+    held = 0;
+    ++let_go;
+  }
   Status AwaitLaunches() override { return Do("await launches", &awaited); }
   std::string WhyLaunchesCannotBeHeld() override { return ""; }
   Result<RankStatus> Ask(SessionId rank) override {
@@ -62,6 +65,7 @@ class Memory final : public Actions {
   bool awaited = false;
   std::function<void()> meanwhile = [] {};  // by another thread of the program, while NCCL's memory is paused
   std::atomic<std::uint64_t> held = 0;      // the version of the order that holds launches
+  std::atomic<int> let_go = 0;
   Bytes grown = 0;
 
  private:
@@ -357,7 +361,7 @@ TEST_F(RankControlTest, NCCL_that_the_program_itself_has_paused_meanwhile_is_lef
   memory.fails = "pause NCCL";
   memory.meanwhile = [&] {
     memory.nccl = true;
-    control->OwnPauseHolds();
+    control->OwnPauseEnded(true);
   };
   AskFor(1, Ask::kPause, 7, true);
   ASSERT_FALSE(GoesOnAt(7));
@@ -670,7 +674,7 @@ TEST_F(RankControlTest, a_resume_where_nothing_is_paused_is_settled_at_once) {
 // ---- the program's own pauses --------------------------------------------------------------------------------------------
 
 TEST_F(RankControlTest, the_program_resumes_by_itself_while_nothing_is_asked) {
-  control->OwnPauseHolds();
+  control->OwnPauseEnded(true);
   EXPECT_EQ(own(), OwnPause::kPaused);
   EXPECT_TRUE(control->MayResume(true));
   EXPECT_EQ(own(), OwnPause::kResuming);
@@ -684,7 +688,7 @@ TEST_F(RankControlTest, the_program_resumes_by_itself_while_nothing_is_asked) {
 }
 
 TEST_F(RankControlTest, asked_in_its_own_pause_it_waits_in_its_resume_and_leaves_NCCL_to_the_program) {
-  control->OwnPauseHolds();
+  control->OwnPauseEnded(true);
   memory.nccl = true;
   AskFor(1, Ask::kPause, 0, true);
   EXPECT_FALSE(control->MayResume(true));
@@ -701,8 +705,75 @@ TEST_F(RankControlTest, asked_in_its_own_pause_it_waits_in_its_resume_and_leaves
   EXPECT_EQ(memory.calls, (Calls{"pause tags", "resume tags"}));
 }
 
+TEST_F(RankControlTest, the_program_pauses_while_a_request_is_still_on_its_way_and_the_rank_comes_after_that) {
+  AskFor(1, Ask::kPause);
+  ASSERT_FALSE(GoesOnAt(5)) << "held until there is a step";
+  control->AwaitOwnPause();
+  EXPECT_EQ(own(), OwnPause::kPausing);
+  Agree(5);
+  EXPECT_FALSE(GoesOnAt(5));
+  EXPECT_EQ(phase(), Phase::kHeld) << "all ranks make that pause, and this one is needed for it";
+  EXPECT_TRUE(memory.All<RequestSeen>().empty());
+  control->OwnPauseEnded(false);
+  EXPECT_EQ(own(), OwnPause::kNo);
+  EXPECT_FALSE(GoesOnAt(5));
+  EXPECT_EQ(phase(), Phase::kArrived);
+}
+
+TEST_F(RankControlTest, while_the_program_resumes_the_rank_does_not_come) {
+  control->OwnPauseEnded(true);
+  ASSERT_TRUE(control->MayResume(true));
+  AskFor(1, Ask::kPause, 5);
+  EXPECT_FALSE(GoesOnAt(5));
+  EXPECT_NE(phase(), Phase::kArrived);
+  control->OwnResumeEnded(true);
+  EXPECT_FALSE(GoesOnAt(5));
+  EXPECT_EQ(phase(), Phase::kArrived);
+}
+
+// Else the program would have it paused on ranks that came before the resume, and the resume would wait for these on the
+// others.
+TEST_F(RankControlTest, a_pause_of_the_program_waits_for_a_request_that_has_the_rank) {
+  for (const bool withdrawn : {true, false}) {
+    const std::uint64_t request = withdrawn ? 1 : 2;
+    AskFor(request, Ask::kPause, 7);
+    ASSERT_FALSE(GoesOnAt(7));
+    if (!withdrawn) {
+      Allow(Stage::kNccl);
+      ASSERT_FALSE(GoesOnAt(7));
+    }
+    std::atomic<bool> pauses = false;
+    std::thread program([&] {
+      control->AwaitOwnPause();
+      pauses = true;
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    EXPECT_FALSE(pauses);
+    EXPECT_EQ(own(), OwnPause::kNo);
+    if (withdrawn)
+      Withdraw();
+    else {
+      AskFor(3, Ask::kResume);
+      Allow(Stage::kNccl);
+    }
+    program.join();
+    EXPECT_EQ(own(), OwnPause::kPausing);
+    EXPECT_FALSE(memory.nccl);
+    control->OwnPauseEnded(false);
+  }
+}
+
+TEST_F(RankControlTest, a_pause_of_what_the_program_has_paused_already_waits_for_nobody) {
+  control->OwnPauseEnded(true);
+  AskFor(1, Ask::kPause, 3);
+  ASSERT_FALSE(GoesOnAt(3));
+  control->AwaitOwnPause();
+  control->OwnPauseEnded(true);
+  EXPECT_EQ(own(), OwnPause::kPaused);
+}
+
 TEST_F(RankControlTest, a_safe_point_inside_its_own_pause_has_come_as_well) {
-  control->OwnPauseHolds();
+  control->OwnPauseEnded(true);
   AskFor(1, Ask::kPause, 3);
   EXPECT_FALSE(GoesOnAt(900));
   EXPECT_EQ(phase(), Phase::kArrived);
@@ -808,6 +879,16 @@ TEST_F(BetweenLaunches, launches_are_held_then_awaited_then_the_memory_goes_whil
   ASSERT_TRUE(Becomes(Phase::kRunning));
   ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
   EXPECT_FALSE(memory.nccl);
+}
+
+TEST_F(BetweenLaunches, a_stop_that_is_put_again_begins_with_an_open_gate) {
+  Hold(1);
+  ASSERT_TRUE(Becomes(Phase::kHeld));
+  const int before = memory.let_go;
+  Hold(2);
+  ASSERT_TRUE(test::Ranks::Becomes([&] { return is().about == 2 && phase() == Phase::kHeld; }));
+  EXPECT_EQ(memory.let_go, before + 1);
+  EXPECT_EQ(memory.held, 1U);
 }
 
 TEST_F(BetweenLaunches, a_parked_rank_keeps_its_memory) {

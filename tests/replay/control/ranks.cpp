@@ -52,6 +52,7 @@ class Numbers final : public Actions {
     const std::uint32_t thread = words_.launches_by;
     if (thread == 0) return {.why_not = kNoLaunches};
     constexpr std::uint32_t kNobodys = 1;  // as a container may number the main thread
+    if (thread == kStopsBetween) return {.version = order.version};
     return {.version = order.version, .inside = "ncclAllReduce", .threads = {kNobodys, thread}};
   }
   void LetLaunchesGo() override {}
@@ -144,7 +145,8 @@ void Ranks::BeRank(int rank, bool lockstep, std::uint32_t most_us) {
     }
     if (most_us > 0) Nap(std::chrono::microseconds(random() % most_us));
     if (words.own_pause) {
-      if (actions.Together(kNothingFails, words.own_pauses).ok()) control.OwnPauseHolds();
+      control.AwaitOwnPause();
+      control.OwnPauseEnded(actions.Together(kNothingFails, words.own_pauses).ok());
       while (words.own_pause && !shared_->stop) {
         Nap(milliseconds(1));
         if (!words.safepoints_inside) continue;

@@ -24,6 +24,7 @@ inline bool Has(const std::string& text, const std::string& part) { return text.
 
 inline constexpr std::size_t kMostRanks = 8;
 inline constexpr const char* kNoLaunches = "it launches nothing";
+inline constexpr std::uint32_t kStopsBetween = ~0U;  // launches_by: no thread is inside
 
 // What a rank does, and what the test reads; both sides may write at any time.
 struct RankWords {

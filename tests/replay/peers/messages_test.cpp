@@ -15,7 +15,7 @@ const control::Order kOrder{7, control::Ask::kResume, control::Stage::kNccl, tru
 control::RankStatus Stands() {
   return {11,
           12,
-          control::OwnPause::kResuming,
+          control::OwnPause::kPausing,
           control::Phase::kFailed,
           control::Stage::kTags,
           13,

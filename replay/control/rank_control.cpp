@@ -49,12 +49,35 @@ bool RankControl::Serve(std::uint64_t step, bool return_soon) {
     std::this_thread::sleep_for(desk_.slice() / kTries);
   }
   for (bool slept = false;;) {
-    const RequestDesk::Reading reading = desk_.Read();
-    const auto next = request_.Advance(reading.order, step);
+    RequestDesk::Reading reading;
+    const auto next = TurnOf(step, reading);
     if (next == RequestUnderWay::Next::kGoOn) return true;
     if (next == RequestUnderWay::Next::kAgain) continue;
     if (return_soon && std::exchange(slept, true)) return false;
     desk_.AwaitChange(reading.change, desk_.slice());
+  }
+}
+
+// Without memory it may end anywhere; what it has done counts, and the next one, a moment later, does the rest. A thread that
+// came for a request must not go on in the middle of it, nor end the process.
+RequestUnderWay::Next RankControl::TurnOf(std::uint64_t step, RequestDesk::Reading& reading) noexcept {
+  try {
+    reading = desk_.Read();
+    const bool ends = reading.ends && step == RequestUnderWay::kBetweenLaunches;
+    return ends ? RequestUnderWay::Next::kGoOn : request_.Advance(reading.order, step);
+  } catch (...) {
+    std::this_thread::sleep_for(desk_.slice() / kTries);
+    return RequestUnderWay::Next::kWait;
+  }
+}
+
+bool RankControl::LetLaunchesGo() noexcept {
+  try {
+    request_.LetLaunchesGo();
+    return true;
+  } catch (...) {
+    std::this_thread::sleep_for(desk_.slice() / kTries);
+    return false;
   }
 }
 
@@ -64,12 +87,11 @@ void RankControl::ServeBetweenLaunches() {
   using Next = RequestUnderWay::Next;
   const std::lock_guard serving(serving_);
   for (;;) {
-    const RequestDesk::Reading reading = desk_.Read();
-    const Next next = reading.ends ? Next::kGoOn : request_.Advance(reading.order, RequestUnderWay::kBetweenLaunches);
+    RequestDesk::Reading reading;
+    const Next next = TurnOf(RequestUnderWay::kBetweenLaunches, reading);
     if (next == Next::kAgain) continue;
     if (next == Next::kGoOn) {
-      request_.LetLaunchesGo();
-      if (desk_.MayEndBetweenLaunches(reading)) return;
+      if (LetLaunchesGo() && desk_.MayEndBetweenLaunches(reading)) return;
       continue;
     }
     desk_.AwaitChange(reading.change, request_.idle() ? kBetweenReadings : std::chrono::microseconds(desk_.slice()));

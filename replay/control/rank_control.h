@@ -53,6 +53,8 @@ class RankControl : public RequestServer {
 
  private:
   void ServeBetweenLaunches();
+  RequestUnderWay::Next TurnOf(std::uint64_t step, RequestDesk::Reading& reading) noexcept;  // what the order asks for now
+  bool LetLaunchesGo() noexcept;                                                             // false: try again
 
   RequestDesk desk_;
   std::mutex serving_;  // over the next one: one thread does what is asked

@@ -70,12 +70,23 @@ std::optional<RequestUnderWay::Next> RequestUnderWay::UnlessWhole(const Order& o
 }
 
 RequestUnderWay::Next RequestUnderWay::Advance(const Order& order, std::uint64_t step) {
+  try {
+    const Next next = Turn(order, step);
+    broken_off_ = false;
+    return next;
+  } catch (...) {
+    broken_off_ = true;
+    throw;
+  }
+}
+
+RequestUnderWay::Next RequestUnderWay::Turn(const Order& order, std::uint64_t step) {
   if (const auto broken = UnlessWhole(order)) return *broken;
   if (mode_ == Mode::kPaused) return AdvancePaused(order);
   if (mode_ == Mode::kWaiting) return AdvanceWaiting(order);
   if (order.request != 0 && step != kOwnPause) return AdvanceIdle(order, step);
   desk_.ChangeStatus([](RankStatus& mine) {
-    if (mine.phase == Phase::kHeld) mine.phase = Phase::kRunning;
+    if (mine.phase != Phase::kFailed) mine.phase = Phase::kRunning;
   });
   return Next::kGoOn;
 }
@@ -212,7 +223,10 @@ Status RequestUnderWay::PauseMoreTags() {
 
 RequestUnderWay::Next RequestUnderWay::AdvancePaused(const Order& order) {
   if (again_ != 0 && order.request != again_) StayAsBefore({Code::kRefused, kWithdrawn});
-  if (order.request == 0 || order.request == about_) return Next::kWait;
+  if (order.request == 0 || order.request == about_) {
+    if (broken_off_) SayWhatIsSo(order);
+    return Next::kWait;
+  }
   return order.ask == Ask::kResume ? ResumeAsAsked(order) : PauseAgain(order);
 }
 
@@ -249,6 +263,15 @@ RequestUnderWay::Next RequestUnderWay::PauseAgain(const Order& order) {
   return Next::kWait;
 }
 
+// Of a rank that is paused and may not have come to say so, or why it is not as it was asked.
+void RequestUnderWay::SayWhatIsSo(const Order& order) {
+  const bool as_asked = order.request == about_ && order.ask == Ask::kPause && tags_done_ && nccl_ != Nccl::kInDoubt;
+  desk_.Report(Phase::kPaused, as_asked ? Stage::kNccl : Stage::kCome, [&](RankStatus& mine) {
+    if (!as_asked && mine.failure.ok()) mine.failure = {Code::kOutOfMemory, "the host has too little memory to say why"};
+    if (as_asked) mine.parked = order.launches.parks;
+  });
+}
+
 void RequestUnderWay::EndAgain(const Order& order) {
   about_ = order.request;
   again_ = 0;
@@ -267,21 +290,20 @@ RequestUnderWay::Next RequestUnderWay::ResumeAsAsked(const Order& order) {
     desk_.Begin(order.request, Phase::kResuming);
   }
   if (!tags_done_) {
-    if (const Status resumed = actions_->ResumeTags(); !resumed.ok()) {
-      about_ = order.request;
-      return StayPaused(CycleKind::kResume, resumed);
-    }
+    if (const Status resumed = actions_->ResumeTags(); !resumed.ok())
+      return about_ = order.request, StayPaused(CycleKind::kResume, resumed);
     tags_done_ = true;
     desk_.Report(Phase::kResuming, Stage::kTags);
   }
   // Others may have the order already to bring NCCL's memory back, so that this goes on when the tool has died.
   if (order.stage != Stage::kNccl && desk_.ToolLives()) return Next::kWait;
-  about_ = order.request;
   if (nccl_ != Nccl::kHere) {
     nccl_ = Nccl::kInDoubt;
-    if (const Status resumed = actions_->ResumeNccl(); !resumed.ok()) return StayPaused(CycleKind::kResume, resumed);
+    if (const Status resumed = actions_->ResumeNccl(); !resumed.ok())
+      return about_ = order.request, StayPaused(CycleKind::kResume, resumed);
   }
   nccl_ = Nccl::kHere;
+  about_ = order.request;
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
   desk_.MarkDone(order.request);

@@ -53,6 +53,7 @@ class RequestUnderWay {
   explicit RequestUnderWay(RequestDesk& desk) : desk_(desk) {}
   void Begin(SessionId self, Actions& actions);
 
+  // After an exception what it has done counts, and the next call does the rest.
   Next Advance(const Order& order, std::uint64_t step);
   void LetLaunchesGo();                                             // whatever they were held for
   [[nodiscard]] bool idle() const { return mode_ == Mode::kIdle; }  // the rank has not come for a request
@@ -61,6 +62,7 @@ class RequestUnderWay {
   enum class Mode { kIdle, kWaiting, kPaused };
   enum class Nccl { kHere, kPaused, kInDoubt };  // in doubt: its last pause or resume failed
 
+  Next Turn(const Order& order, std::uint64_t step);
   [[nodiscard]] Status Check() const;
   [[nodiscard]] std::optional<Next> UnlessWhole(const Order& order);  // nothing: Check holds, and has always held
   Next AdvanceIdle(const Order& order, std::uint64_t step);
@@ -72,6 +74,7 @@ class RequestUnderWay {
   Status PauseMoreTags();  // of a rank that is paused
   void EndAgain(const Order& order);
   void StayAsBefore(const Status& why);
+  void SayWhatIsSo(const Order& order);
   Next ResumeAsAsked(const Order& order);
   Next Arrive(const Order& order, std::uint64_t step, OwnPause own, bool own_pause);
   Next PauseNow(const Order& order);
@@ -93,6 +96,7 @@ class RequestUnderWay {
   bool tags_done_ = false;       // of the request under way: paused, or back
   Nccl nccl_ = Nccl::kHere;      // as requests have left it
   std::uint64_t holds_launches_for_ = 0;  // the request; 0: for none. Meanwhile the program runs
+  bool broken_off_ = false;               // the last Advance ended with an exception
   Bytes held_before_ = 0;
   Status broken_;  // a check that failed; of no later call is anything done
 };

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <new>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -31,8 +32,12 @@ class Memory final : public Actions {
   bool NcclIsAway() override { return nccl; }
   Status ResumeNccl() override { return Do("resume NCCL", &nccl); }
   Bytes Held() override { return kResident - (tags ? kTagBytes : 0) - (nccl ? kNcclBytes : 0) + grown; }
-  void Note(EventBody event) override { notes.push_back(std::move(event)); }
+  void Note(EventBody event) override {
+    Allocate("note");
+    notes.push_back(std::move(event));
+  }
   agreement::LaunchReading HoldLaunches(const agreement::LaunchOrder& order) override {
+    Allocate("hold launches");
     held = order.version;
     return {.version = order.version};
   }
@@ -47,6 +52,13 @@ class Memory final : public Actions {
     return other;
   }
 
+  // For lack of memory, in the nth such call from now on.
+  void Throw(const char* what, int nth) {
+    calls_until_it_throws_ = nth;
+    throws_ = what;
+  }
+  [[nodiscard]] bool has_thrown() const { return throws_ == nullptr; }
+
   template <class Kind>
   [[nodiscard]] std::vector<Kind> All() const {
     std::vector<Kind> found;
@@ -60,6 +72,7 @@ class Memory final : public Actions {
   std::vector<SessionId> asked;
   Result<RankStatus> other = Status{Code::kPeerLost, "it has ended"};
   std::string fails;
+  std::string throws;               // for lack of memory, once
   bool tags = false, nccl = false;  // are paused
   bool undo_fails = false;          // of what fails
   bool awaited = false;
@@ -69,7 +82,14 @@ class Memory final : public Actions {
   Bytes grown = 0;
 
  private:
+  void Allocate(const std::string& what) {
+    const char* const throws = throws_.load();
+    if (throws == nullptr || what != throws || --calls_until_it_throws_ != 0) return;
+    throws_ = nullptr;
+    throw std::bad_alloc();
+  }
   Status Do(const std::string& what, bool* paused) {
+    Allocate(what);
     calls.push_back(what);
     if (what == fails) {
       if (undo_fails) *paused = true;
@@ -78,6 +98,9 @@ class Memory final : public Actions {
     *paused = what.starts_with("pause");
     return {};
   }
+
+  std::atomic<const char*> throws_{nullptr};
+  std::atomic<int> calls_until_it_throws_{0};
 };
 
 using Calls = std::vector<std::string>;
@@ -878,6 +901,52 @@ TEST_F(BetweenLaunches, launches_are_held_then_awaited_then_the_memory_goes_whil
   Allow(Stage::kNccl);
   ASSERT_TRUE(Becomes(Phase::kRunning));
   ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+  EXPECT_FALSE(memory.nccl);
+}
+
+// The thread is AMem's own, and an exception in it would end the process.
+TEST_F(BetweenLaunches, without_memory_a_turn_is_made_again_and_the_process_lives) {
+  std::uint64_t request = 0;
+  for (const auto& [what, nth] : {std::pair("hold launches", 1), {"await launches", 1}, {"pause NCCL", 1}, {"note", 3}}) {
+    SCOPED_TRACE(what);
+    memory.Throw(what, nth);
+    Hold(++request);
+    ASSERT_TRUE(Becomes(Phase::kHeld));
+    Stand();
+    ASSERT_TRUE(Becomes(Phase::kArrived));
+    Allow(Stage::kNccl);
+    ASSERT_TRUE(Becomes(Phase::kPaused));
+    EXPECT_TRUE(memory.has_thrown());
+    EXPECT_EQ(done(), Stage::kNccl);
+    EXPECT_EQ(FailedWith(), Code::kOk);
+    EXPECT_TRUE(memory.nccl);
+    memory.Throw("resume NCCL", 1);
+    AskFor(++request, Ask::kResume);
+    Allow(Stage::kNccl);
+    ASSERT_TRUE(Becomes(Phase::kRunning));
+    ASSERT_TRUE(test::Ranks::Becomes([&] { return memory.held == 0; }));
+    EXPECT_TRUE(memory.has_thrown());
+    EXPECT_FALSE(memory.nccl);
+  }
+}
+
+TEST_F(RankControlTest, without_memory_a_thread_of_the_program_does_not_go_on_in_the_middle_of_a_request) {
+  AskFor(1, Ask::kPause, 7);
+  memory.Throw("note", 1);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(phase(), Phase::kArrived);
+  Allow(Stage::kNccl);
+  memory.Throw("note", 1);
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_FALSE(GoesOnAt(7));
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_EQ(done(), Stage::kNccl);
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  memory.Throw("note", 1);
+  EXPECT_TRUE(GoesOnAt(7));
+  EXPECT_TRUE(memory.has_thrown());
   EXPECT_FALSE(memory.nccl);
 }
 

@@ -40,8 +40,10 @@ struct RankView {
   bool heard = false;              // its status is known
   RankStatus is;                   // as it said last
   std::optional<Account> account;  // where the tool has read the rank's journal
-  std::string lost = "has ended";  // if it is not alive: that, or that only the connection to it is known to have ended
+  static constexpr const char* kHasEnded = "has ended";
+  std::string lost = kHasEnded;  // if it is not alive: that, or that only the connection to it is known to have ended
 
+  [[nodiscard]] bool has_ended() const { return !alive && lost == kHasEnded; }
   [[nodiscard]] std::string_view phase() const { return heard ? ToText(is.phase) : "silent"; }
   [[nodiscard]] bool paused_by_program() const { return is.own_pause == OwnPause::kPaused; }
   // In words: "is paused, waits in safe point 12 for a resume".

@@ -197,7 +197,7 @@ Result<RankStatus> StatusOf(const ToolSockets& sockets, SessionId session) {
   static_cast<void>(rank.Ask());
   Await({&rank, 1}, In(kForRoom), [&] { return rank->heard || !rank->alive; });
   if (rank->heard) return rank->is;
-  return Status{rank->alive ? Code::kTimeout : Code::kPeerLost, rank.name() + " " + rank->Doing()};
+  return Status{rank->has_ended() ? Code::kPeerLost : Code::kTimeout, rank.name() + " " + rank->Doing()};
 }
 
 // ---- what is said of it ----------------------------------------------------------------------------------------------------

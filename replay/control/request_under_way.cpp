@@ -137,7 +137,8 @@ Result<Stage> RequestUnderWay::StageOf(const Order& order) {
   // The tool may have died between its order to one rank and that to another. The rank that got it first decides for all.
   const bool asks = order.stage == Stage::kTags && order.told_first != SessionId() && order.told_first != self_;
   const auto first = asks ? actions_->Ask(order.told_first) : Result<RankStatus>(Status(Code::kPeerLost, "nobody"));
-  if (!first && first.status().code() == Code::kTimeout) return first.status();  // stopped: which order it got is not known yet
+  // It is stopped, or cannot be asked now, for lack of descriptors for example: which order it got is not known yet.
+  if (!first && first.status().code() != Code::kPeerLost) return Status{Code::kTimeout, first.status().message()};
   const bool told =
       first && first->asked.request == order.request && first->asked.ask == Ask::kPause && first->asked.stage == Stage::kNccl;
   if (told) return Stage::kNccl;

@@ -2,6 +2,8 @@
 #include "replay/control/job_control.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -772,6 +774,25 @@ TEST_F(PlayedRanks, what_a_tool_sent_just_before_it_ended_counts) {
     ASSERT_TRUE(test::Ranks::Becomes([&] { return OrderOf(0).request == request && OrderOf(0).target == 4; }))
         << OrderOf(0).request << " of " << request << ", message " << OrderOf(0).target;
   }
+}
+
+// Its process lives, and so it may have been told what this one asks about.
+TEST_F(PlayedRanks, one_that_breaks_the_connection_off_is_not_taken_for_one_that_has_ended) {
+  const auto folder = OpenSocketDirectory(sockets());
+  ASSERT_TRUE(folder.ok());
+  const SessionId session = test::NewSession();
+  const auto listener = ListenAt(folder->get(), session);
+  ASSERT_TRUE(listener.ok()) << listener.status().message();
+  std::thread rank([&] {
+    pollfd polled{listener->get(), POLLIN, 0};
+    ::poll(&polled, 1, 20'000);
+    const UniqueFd tool(::accept(listener->get(), nullptr, nullptr));
+    char byte = 0;
+    for (int hello_and_question = 0; hello_and_question < 2; ++hello_and_question) ::recv(tool.get(), &byte, 1, 0);
+  });
+  const auto status = StatusOf(ToolSockets(sockets()), session);
+  rank.join();
+  EXPECT_EQ(status.status().code(), Code::kTimeout) << status.status().message();
 }
 
 TEST_F(PlayedRanks, an_order_that_a_rank_has_no_room_for_is_given_when_it_has) {

@@ -529,6 +529,17 @@ TEST_F(AnotherRank, does_not_answer_and_is_asked_again_until_it_does) {
   EXPECT_FALSE(GivesUp());
 }
 
+TEST_F(AnotherRank, cannot_be_asked_and_may_have_been_told_all_the_same) {
+  for (const Code code : {Code::kIo, Code::kRefused, Code::kInvalid}) {
+    memory.other = Status{code, "there are no descriptors left"};
+    ToolDies();
+    EXPECT_FALSE(GoesOnAt(7)) << ToText(code);
+    EXPECT_EQ(phase(), Phase::kPausing);
+  }
+  memory.asked.clear();
+  EXPECT_FALSE(GivesUp()) << "it was told, and says so now";
+}
+
 TEST_F(AnotherRank, counts_only_from_the_stage_of_tags_on) {
   Allow(Stage::kCome);
   ToolDies();

@@ -158,6 +158,11 @@ bool JobControl::HasDone(const RankLink& rank, Stage stage) const {
   return is.stage_done >= stage && (stage != Stage::kNccl || is.phase == Phase::kPaused);
 }
 
+bool JobControl::Runs(const RankLink& rank) {
+  const Phase phase = rank->is.phase;
+  return rank->heard && (phase == Phase::kRunning || phase == Phase::kHeld || phase == Phase::kFailed);
+}
+
 bool JobControl::HasGivenUp(const RankLink& rank) const {
   return rank.answered() && Has(rank, Phase::kRunning) && rank->is.asked.request == 0;
 }

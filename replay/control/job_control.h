@@ -71,6 +71,7 @@ class JobControl final : public AskedJob {
   [[nodiscard]] bool Has(const RankLink& rank, Phase phase) const { return IsAbout(rank) && rank->is.phase == phase; }
   [[nodiscard]] bool HasCome(const RankLink& rank) const;
   [[nodiscard]] bool HasDone(const RankLink& rank, Stage stage) const;
+  [[nodiscard]] static bool Runs(const RankLink& rank);       // as far as is known
   [[nodiscard]] bool HasGivenUp(const RankLink& rank) const;  // because this tool was silent for too long
   Status AgreeOnStep(const AskOptions& options);
   [[nodiscard]] bool SomeWaitForOthers() const;
@@ -81,6 +82,7 @@ class JobControl final : public AskedJob {
   Result<const RankLink*> AwaitRanks(Ask asked, Deadline until, const std::function<Result<bool>(const RankLink&)>& done);
   Status AwaitStage(Stage stage);
   Status UndoPause(const Status& why);
+  void PauseAgainWhatIsPaused(bool tags);  // after a resume that failed
   [[nodiscard]] Status DidNotCome(std::chrono::milliseconds deadline) const;
   [[nodiscard]] static Status LostContact(const RankLink& rank);  // of one that HasGivenUp
   [[nodiscard]] Status FirstFailure(Ask asked) const;

@@ -1,6 +1,7 @@
 // A pause from outside: agrees on a step, waits until all have come to it, and has it carried out. A resume: the program's tags
 // first, each rank for itself, then NCCL's memory, all together.
 #include <spdlog/fmt/fmt.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <set>
@@ -172,6 +173,17 @@ Status JobControl::DidNotCome(std::chrono::milliseconds deadline) const {
                                       static_cast<double>(deadline.count()) / 1e3, all)};
 }
 
+// Where sets that share no memory differ, one may have resumed; it has nothing to do with this, and nobody would end a request
+// that it had.
+void JobControl::PauseAgainWhatIsPaused(bool tags) {
+  Await(ranks_, Now(), [] { return false; });  // what they have said last
+  order_ = {.request = order_.request + 1, .ask = Ask::kPause, .stage = Stage::kNccl, .all_tags = tags};
+  irrevocable_ = true;
+  order_.by_pid = ::getpid();
+  for (RankLink& rank : ranks_)
+    if (!Runs(rank)) rank.Give(order_);
+}
+
 // ---- resume ----------------------------------------------------------------------------------------------------------------
 
 Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& progress) {
@@ -180,10 +192,8 @@ Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& pr
   bool tags = false;
   std::set<SessionId> resuming;  // those that are waited for
   for (const RankLink& rank : ranks_) {
-    const Phase phase = rank->is.phase;
     tags = tags || rank->is.asked.all_tags;
-    if (!rank->heard || (phase != Phase::kRunning && phase != Phase::kHeld && phase != Phase::kFailed))
-      resuming.insert(rank->process.session);
+    if (!Runs(rank)) resuming.insert(rank->process.session);
   }
   Post(Ask::kResume, tags, Stage::kTags);
   irrevocable_ = true;  // what is paused must not be forgotten when this object goes
@@ -201,7 +211,7 @@ Status JobControl::Resume(std::chrono::milliseconds deadline, const Progress& pr
     });
     if (waits_for && *waits_for == nullptr) continue;
     // Tags that are back already are paused again, so that everything is paused as before.
-    if (!waits_for && waits_for.status().code() != Code::kTimeout) Post(Ask::kPause, tags, Stage::kNccl);
+    if (!waits_for && waits_for.status().code() != Code::kTimeout) PauseAgainWhatIsPaused(tags);
     if (!waits_for) return waits_for.status();
     const RankLink& late = **waits_for;
     return {Code::kTimeout, fmt::format("{} has not resumed in time: {}; try again", late.name(), late.DoingInDetail())};

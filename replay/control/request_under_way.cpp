@@ -101,6 +101,13 @@ RequestUnderWay::Next RequestUnderWay::AdvanceIdle(const Order& order, std::uint
   }
   // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
   const OwnPause own = desk_.OwnPauseNow();
+  // Others are paused, and are to pause again what has come back; of this rank, which runs, nobody has waited for it to come.
+  const bool is_new = std::exchange(seen_, order.request) != order.request;
+  if (is_new && order.stage != Stage::kCome && own != OwnPause::kPaused && step != kOwnResume) {
+    desk_.MarkDone(order.request);
+    desk_.Report(Phase::kRunning, Stage::kCome);
+    return Next::kGoOn;
+  }
   if (step == kBetweenLaunches) return order.launches.version != 0 ? HoldLaunches(order, own) : Next::kGoOn;
   if (step == kOwnResume || own == OwnPause::kPaused) return Arrive(order, step, own, true);
   if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {

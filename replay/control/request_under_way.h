@@ -91,6 +91,7 @@ class RequestUnderWay {
   std::uint64_t about_ = 0;      // the request of kWaiting and kPaused
   std::uint64_t again_ = 0;      // of kPaused: a later pause that is not done yet; 0: none
   Status failed_before_;         // what the status said before that one
+  std::uint64_t seen_ = 0;       // the last request while it was idle
   std::uint64_t journaled_ = 0;  // the last request that the journal has
   bool own_pause_ = false;       // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
   bool tags_done_ = false;       // of the request under way: paused, or back

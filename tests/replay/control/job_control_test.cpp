@@ -698,6 +698,20 @@ TEST_F(PausedRanks, one_whose_resume_fails_keeps_all_paused_and_its_message_is_t
   })) << "tags that are back are paused again";
 }
 
+// As where sets that share no memory each resumed for themselves.
+TEST_F(PausedRanks, one_that_runs_when_the_resume_of_another_fails_is_asked_for_no_pause) {
+  const auto playing = Begin([&](std::size_t rank, Played& one) {
+    if (rank == 0 || !one.Is(Ask::kResume, Stage::kNccl)) return one.Obey();
+    if (Of(0).phase == Phase::kRunning && one.is.failure.ok()) one.Fail(Phase::kPaused, "no room");
+  });
+  auto job = Open();
+  ASSERT_TRUE(job.ok());
+  EXPECT_EQ(job->Resume(kLong).message(), "rank 1: no room");
+  EXPECT_TRUE(test::Ranks::Becomes([&] { return OrderOf(1).ask == Ask::kPause && OrderOf(1).stage == Stage::kNccl; }));
+  EXPECT_EQ(OrderOf(0).ask, Ask::kResume);
+  EXPECT_EQ(Of(0).phase, Phase::kRunning);
+}
+
 TEST_F(PausedRanks, one_that_has_ended_is_not_waited_for) {
   const auto playing = Begin([&](std::size_t rank, Played& one) {
     if (rank == 0) return one.Obey();

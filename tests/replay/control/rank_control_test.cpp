@@ -695,6 +695,16 @@ TEST_F(RankControlTest, a_second_pause_that_comes_to_nothing_changes_nothing) {
   EXPECT_FALSE(memory.nccl);
 }
 
+// It may have ended its resume just then. No tool would end that request, and an own resume would wait for it.
+TEST_F(RankControlTest, a_pause_that_has_begun_without_it_is_none_for_one_that_runs) {
+  AskFor(1, Ask::kPause, 0, true);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(3));
+  EXPECT_EQ(is().asked, Order());
+  EXPECT_TRUE(control->MayResume(true));
+  EXPECT_TRUE(memory.calls.empty());
+}
+
 TEST_F(RankControlTest, a_resume_where_nothing_is_paused_is_settled_at_once) {
   AskFor(1, Ask::kResume);
   EXPECT_TRUE(GoesOnAt(5));

@@ -24,7 +24,8 @@ inline constexpr std::int32_t kNoDevice = -1;
 
 struct Gate {
   std::uint64_t version = 0;
-  agreement::Counts targets;
+  agreement::Counts targets;  // as ordered, and as launches here have raised them
+  agreement::Counts ordered;
   std::map<ClockId, std::int32_t> of_device;              // whose clocks they are
   std::map<std::int32_t, std::uint32_t> allowed, let_go;  // by device, as the next one
 };

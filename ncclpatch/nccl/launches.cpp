@@ -371,9 +371,30 @@ void LeftWithEnding(std::span<const Launched> launched) noexcept {
   });
 }
 
+// A target that this launch raised, and that no order has, would let a later one through the gate.
+static void LowerTarget(All& all, const Launched& one) {
+  const ClockId clock = ClockOf(one);
+  const auto target = all.gate.targets.find(clock);
+  if (target == all.gate.targets.end()) return;
+  std::uint64_t most = 0;
+  if (const std::uint64_t* const ordered = FindIn(all.gate.ordered, clock)) most = *ordered;
+  ForEachClock(all, [&](const agreement::ClockReading& reading) {
+    if (agreement::ClockOf(reading) == clock) most = std::max(most, reading.launched);
+  });
+  target->second = std::min(target->second, most);
+}
+
 void Undo(std::span<const Launched> launched) noexcept {
-  for (const Launched& one : launched)  // of one that ended, more may have been launched than is known, and not less
-    if (one.counted != nullptr && one.counted->lives()) AddTo(one, -1);
+  const auto undo = [&](All* all) {
+    for (const Launched& one : launched) {
+      // Of one that ended, more may have been launched than is known, and not less.
+      if (one.counted == nullptr || !one.counted->lives()) continue;
+      AddTo(one, -1);
+      if (all != nullptr && one.shape != Shape::kNothing) LowerTarget(*all, one);
+    }
+  };
+  if (!g_closed.load()) return undo(nullptr);
+  Locked([&](All& all) { undo(&all); });  // who waits at the gate sees both or neither
 }
 
 // All that a group launches on one communicator goes into one graph or into none: NCCL sees to it.

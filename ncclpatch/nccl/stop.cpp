@@ -173,8 +173,10 @@ agreement::LaunchReading Hold(const agreement::LaunchOrder& order) {
   }
   if (order.version != gate.version) gate.of_device.clear();  // what has ended is in it no more
   for (const agreement::LaunchTarget& target : order.targets) {
-    std::uint64_t& count = gate.targets[ClockId{target.clock}];
-    count = std::max(count, target.count);
+    for (agreement::Counts* const counts : {&gate.targets, &gate.ordered}) {
+      std::uint64_t& count = (*counts)[ClockId{target.clock}];
+      count = std::max(count, target.count);
+    }
     gate.of_device[ClockId{target.clock}] = target.device;
   }
   for (const agreement::LaunchSeat& seat : order.seats) gate.allowed[seat.device] = seat.let_go;

@@ -706,6 +706,37 @@ TEST_F(Launches, an_answer_of_before_does_not_end_what_began_after_it) {
   EXPECT_FALSE(background.goes_on());
 }
 
+TEST_F(Launches, one_that_nccl_refuses_lets_no_later_one_through_the_gate) {
+  for (const bool is_ordered : {false, true}) {
+    SCOPED_TRACE(is_ordered);
+    ncclComm* const comm = Make(is_ordered ? "refused, and ordered" : "refused", 0, 2);
+    const std::uint64_t all = agreement::ClockOf(ClockOf(comm)).value;
+    const std::uint64_t pair = agreement::ClockOfPair(ClockOf(comm), 0, 1).value;
+    launches::Hold({.version = 1, .seats = {{.device = 0, .let_go = 1}}});
+    std::thread([&] {
+      const launches::Launched both[] = {{launches::FindCounted(comm), launches::Shape::kCollective},
+                                         {launches::FindCounted(comm), launches::Shape::kSend, 1}};
+      const int answer = launches::Launch("ncclGroupEnd", both, [&] {
+        if (is_ordered)  // by a tool that has seen it inside
+          launches::Hold({.version = 2, .targets = {{0, all, 1}, {0, pair, 1}}});
+        return kInvalidUsage;
+      });
+      EXPECT_EQ(answer, kInvalidUsage);
+    }).join();
+    std::atomic<int> made{0};
+    std::thread program([&] {
+      Reduce(comm), ++made;
+      Send(comm, 1), ++made;
+    });
+    for (int i = 0; i < 5000 && launches::HeldNow() == 0 && made < 2; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(made, is_ordered ? 2 : 0) << "what was ordered the others follow, so this rank must";
+    launches::LetGo();
+    program.join();
+    Destroy(comm);
+  }
+}
+
 // There is none beside a pause, and no program expects a refusal.
 TEST_F(Launches, memory_for_the_program_is_held_too) {
   launches::Hold({.version = 1});

@@ -140,17 +140,17 @@ Status CallMembers::Meet(SessionId session, Deadline until) {
 
 Status CallMembers::RequireOneGroup(const std::vector<SessionId>& members) {
   const PeerIdentity self = service_.sessions().Self();
-  for (const SessionId session : members) {
-    const PeerIdentity other = IdentityOf(session);
-    if (session == self_ || other.group == self.group) continue;
-    return Status{
-        Code::kRefused,
-        fmt::format("{} of group {} shares memory with {} of group {}: sessions that share memory pause together; give "
-                    "them one group (AMEM_GROUPID, ncclSetGroupID)",
-                    ToText(self), self.group, ToText(other), other.group)}
-        .ReportedBy(session);
-  }
-  return {};
+  std::vector<SessionId> of_others;
+  for (const SessionId session : members)
+    if (session != self_ && IdentityOf(session).group != self.group) of_others.push_back(session);
+  const auto session = SharesNow(of_others);
+  if (!session) return {};
+  const PeerIdentity other = IdentityOf(*session);
+  return Status{Code::kRefused,
+                fmt::format("{} of group {} shares memory with {} of group {}: sessions that share memory pause together; give "
+                            "them one group (AMEM_GROUPID, ncclSetGroupID)",
+                            ToText(self), self.group, ToText(other), other.group)}
+      .ReportedBy(*session);
 }
 
 std::optional<SessionId> CallMembers::CallsOtherwise(const std::vector<SessionId>& members) {
@@ -183,15 +183,20 @@ bool CallMembers::HaveChanged(const std::vector<SessionId>& from) {
   return !set.unknown.empty() || set.members != from || CallsOtherwise(set.members) || FailedWithoutUs(set.members);
 }
 
+// A page names the neighbours of its session's last call. One that has become a neighbour since then was no member of a call
+// that failed, unless it shared memory with the session that ended.
 std::optional<SessionId> CallMembers::FailedWithoutUs(const std::vector<SessionId>& members) {
+  std::vector<SessionId> failed;
   for (const SessionId session : members) {
     if (session == self_) continue;
     const board::ScopeFacts facts = FactsOf(session);
-    if (facts.lost && facts.lost_ns >= pages().made_ns() && !facts.call &&
+    const bool with_us = std::ranges::find(facts.neighbours, self_) != facts.neighbours.end() ||
+                         (facts.lost && service_.sessions().Known(facts.lost));
+    if (facts.lost && facts.lost_ns >= pages().made_ns() && with_us && !facts.call &&
         !service_.sessions().HasFailedBy(own_.tag, facts.lost))
-      return session;
+      failed.push_back(session);
   }
-  return {};
+  return SharesNow(failed);
 }
 
 void CallMembers::FailedBy(SessionId lost) {

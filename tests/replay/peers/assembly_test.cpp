@@ -205,6 +205,40 @@ TEST_F(AssemblyTest, a_member_of_another_group_is_refused_by_name) {
   EXPECT_EQ(outcomes[0].status.reported_by(), ranks_[1]->identity.session);
 }
 
+TEST_F(AssemblyTest, one_of_another_group_that_shares_memory_no_more_refuses_nobody) {
+  Chain(3);
+  for (const auto& outcome : AllCall(CycleKind::kPause)) ASSERT_EQ(outcome.ending, Ending::kPaused);
+  ranks_[2]->session.Remove(ranks_[1]->identity.session);  // whose page says otherwise until its next call
+  EXPECT_EQ(CallOnBoards(*ranks_[2]->peers, CycleKind::kResume, milliseconds(5000)).ending, Ending::kRunning);
+  ranks_[2]->peers->SetGroup(5);
+  const auto first = ranks_[0]->peers->Assemble(CycleKind::kResume, "");
+  const Status found = first->Find(In(milliseconds(5000)));
+  ASSERT_TRUE(found.ok()) << found.message();
+  EXPECT_EQ(first->Members().size(), 3U);
+}
+
+// All members of a call that a death has failed are to see that it has; who shares memory only since then was none.
+TEST_F(AssemblyTest, a_call_that_failed_by_a_death_fails_for_those_who_shared_memory_then_and_for_no_new_neighbour) {
+  Chain(2);
+  for (const std::int32_t rank : {2, 3}) ranks_.push_back(std::make_unique<Rank>(directory_, rank));
+  Rank &first = *ranks_[0], &newcomer = *ranks_[2], &member = *ranks_[3];
+  const SessionId dead = ranks_[1]->identity.session;
+  ASSERT_TRUE(member.ImportFrom(first, AllocationId{20}, AllocationId{21}));
+  ranks_[1]->peers->Stop();
+  first.session.Remove(dead);
+  {
+    const auto fails = first.peers->Assemble(CycleKind::kPause, "");
+    ASSERT_TRUE(fails->Find(In(milliseconds(5000))).ok());
+    fails->FailedBy(dead);
+  }
+  ASSERT_TRUE(newcomer.ImportFrom(first, AllocationId{30}, AllocationId{31}));
+  const Status of_new = newcomer.peers->Assemble(CycleKind::kPause, "")->Find(In(milliseconds(5000)));
+  EXPECT_TRUE(of_new.ok()) << of_new.message();
+  const Status of_member = member.peers->Assemble(CycleKind::kPause, "")->Find(In(milliseconds(5000)));
+  EXPECT_EQ(of_member.code(), Code::kPeerLost) << of_member.message();
+  EXPECT_NE(of_member.message().find("has failed: call it again on all that are left"), std::string::npos);
+}
+
 TEST_F(AssemblyTest, a_member_that_does_not_come_is_named_and_nothing_has_happened) {
   Chain(2);
   const auto outcome = CallOnBoards(*ranks_[0]->peers, CycleKind::kPause, milliseconds(300));

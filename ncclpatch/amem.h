@@ -186,8 +186,8 @@ AMEM_EXPORT int amem_want_resume(amem_want_id want, const char* const* tags, siz
  * step, pauses together with all, and returns when the memory is back, however long that takes. Returns 0 whenever the program
  * can go on, also after a pause from outside that failed or was withdrawn, with AMEM_ENABLE=0, and in a forked child.
  *
- * A program that pauses by itself can be asked too: the request waits for its next own pause, and holds its resume. An own pause
- * that is called while the process has stopped for a request begins when that has ended. */
+ * A program that pauses by itself can be asked too: the request waits for its next own pause, and holds its resume. An own
+ * pause that is called while the process has stopped for a request begins when that has ended. */
 AMEM_EXPORT int amem_safepoint(unsigned how);
 
 /* `how` is 0, or one of these, for interpreters, which must run their signal handlers. AMEM_BEGIN: a safe point that never

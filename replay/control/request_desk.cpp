@@ -96,6 +96,12 @@ void RequestDesk::Begin(std::uint64_t request, Phase phase) {
   });
 }
 
+bool RequestDesk::HasAnswered(std::uint64_t request) {
+  const std::lock_guard lock(mutex_);
+  const bool says_how = status_.stage_done == Stage::kNccl || !status_.failure.ok();
+  return status_.phase == Phase::kPaused && (says_how || status_.about != request);
+}
+
 void RequestDesk::Report(Phase phase, Stage done, const Change& change) {
   ChangeStatus([&](RankStatus& mine) {
     change(mine);

@@ -75,6 +75,8 @@ class RequestDesk {
   void MarkDone(std::uint64_t request);  // nothing more is to be done about this one
   // The tool reads which request a status is about, so that it takes nothing that is about an earlier one for an answer.
   void Begin(std::uint64_t request, Phase phase);
+  // The status of a rank that is paused says how that request has ended, or is about a later one.
+  [[nodiscard]] bool HasAnswered(std::uint64_t request);
   using Change = std::function<void(RankStatus&)>;
   void ChangeStatus(const Change& change);  // under the lock
   void Report(

@@ -17,7 +17,7 @@ void RequestUnderWay::Begin(SessionId self, Actions& actions) {
 
 void RequestUnderWay::LetLaunchesGo() {
   actions_->LetLaunchesGo();
-  holds_launches_for_ = 0;
+  number_.holds_launches = 0;
   desk_.ChangeStatus([](RankStatus& mine) {
     mine.launches = {};
     mine.parked = false;
@@ -26,7 +26,7 @@ void RequestUnderWay::LetLaunchesGo() {
 
 RequestUnderWay::Next RequestUnderWay::HoldLaunches(const Order& order, OwnPause own) {
   // What was counted and let go for an earlier stop says nothing of this one.
-  if (std::exchange(holds_launches_for_, order.request) != order.request) actions_->LetLaunchesGo();
+  if (std::exchange(number_.holds_launches, order.request) != order.request) actions_->LetLaunchesGo();
   const agreement::LaunchReading reading = actions_->HoldLaunches(order.launches);
   if (order.launches.stands && reading.why_not.empty()) {
     desk_.ChangeStatus(
@@ -43,11 +43,12 @@ RequestUnderWay::Next RequestUnderWay::HoldLaunches(const Order& order, OwnPause
 // What no order and no failure can cause.
 Status RequestUnderWay::Check() const {
   AMEM_CHECK(actions_ != nullptr);
-  if (mode_ != Mode::kIdle) AMEM_CHECK(about_ > 0U);
-  if (mode_ != Mode::kPaused) AMEM_CHECK(nccl_ == Nccl::kHere, about_);  // nobody runs without NCCL's memory
+  if (mode_ != Mode::kIdle) AMEM_CHECK(number_.about > 0U);
+  if (mode_ != Mode::kPaused) AMEM_CHECK(nccl_ == Nccl::kHere, number_.about);  // nobody runs without NCCL's memory
   if (own_pause_ && mode_ == Mode::kPaused)
-    AMEM_CHECK(nccl_ == Nccl::kHere, about_);                          // the program's own pause is not ours to end
-  if (mode_ != Mode::kIdle) AMEM_CHECK(journaled_ >= about_, about_);  // nothing is done that a journal does not have
+    AMEM_CHECK(nccl_ == Nccl::kHere, number_.about);  // the program's own pause is not ours to end
+  if (mode_ != Mode::kIdle)
+    AMEM_CHECK(number_.journaled >= number_.about, number_.about);  // nothing is done that a journal does not have
   return {};
 }
 
@@ -57,7 +58,7 @@ std::optional<RequestUnderWay::Next> RequestUnderWay::UnlessWhole(const Order& o
   if (broken_.ok()) broken_ = Check();
   if (broken_.ok()) return {};
   const bool pauses = order.ask == Ask::kPause;
-  if (actions_ != nullptr && order.request != 0 && std::exchange(journaled_, order.request) != order.request)
+  if (actions_ != nullptr && order.request != 0 && std::exchange(number_.journaled, order.request) != order.request)
     actions_->Note(
         RequestEnded{order.request, pauses ? CycleKind::kPause : CycleKind::kResume, broken_.code(), broken_.message()});
   const bool stays = mode_ == Mode::kPaused;
@@ -70,17 +71,6 @@ std::optional<RequestUnderWay::Next> RequestUnderWay::UnlessWhole(const Order& o
 }
 
 RequestUnderWay::Next RequestUnderWay::Advance(const Order& order, std::uint64_t step) {
-  try {
-    const Next next = Turn(order, step);
-    broken_off_ = false;
-    return next;
-  } catch (...) {
-    broken_off_ = true;
-    throw;
-  }
-}
-
-RequestUnderWay::Next RequestUnderWay::Turn(const Order& order, std::uint64_t step) {
   if (const auto broken = UnlessWhole(order)) return *broken;
   if (mode_ == Mode::kPaused) return AdvancePaused(order);
   if (mode_ == Mode::kWaiting) return AdvanceWaiting(order);
@@ -102,7 +92,7 @@ RequestUnderWay::Next RequestUnderWay::AdvanceIdle(const Order& order, std::uint
   // Inside its own pause a program may come to safe points whose numbers the others have not agreed on, and need not.
   const OwnPause own = desk_.OwnPauseNow();
   // Others are paused, and are to pause again what has come back; of this rank, which runs, nobody has waited for it to come.
-  const bool is_new = std::exchange(seen_, order.request) != order.request;
+  const bool is_new = std::exchange(number_.seen, order.request) != order.request;
   if (is_new && order.stage != Stage::kCome && own != OwnPause::kPaused && step != kOwnResume) {
     desk_.MarkDone(order.request);
     desk_.Report(Phase::kRunning, Stage::kCome);
@@ -129,7 +119,7 @@ RequestUnderWay::Next RequestUnderWay::Arrive(const Order& order, std::uint64_t 
   });
   if (!comes) return Next::kWait;
   mode_ = Mode::kWaiting;
-  about_ = order.request;
+  number_.about = order.request;
   own_pause_ = own_pause;
   tags_done_ = false;
   nccl_ = Nccl::kHere;
@@ -153,7 +143,7 @@ Result<Stage> RequestUnderWay::StageOf(const Order& order) {
 }
 
 RequestUnderWay::Next RequestUnderWay::AdvanceWaiting(const Order& order) {
-  if (order.request != about_) return GiveUp({Code::kRefused, kWithdrawn}, Phase::kRunning);
+  if (order.request != number_.about) return GiveUp({Code::kRefused, kWithdrawn}, Phase::kRunning);
   const Result<Stage> stage = StageOf(order);
   if (!stage) return stage.status().code() == Code::kTimeout ? Next::kWait : GiveUp(stage.status(), Phase::kRunning);
   if (*stage == Stage::kCome) return Next::kWait;
@@ -178,7 +168,7 @@ RequestUnderWay::Next RequestUnderWay::PauseNow(const Order& order) {
   mode_ = Mode::kPaused;
   const Bytes held = actions_->Held();
   const Bytes freed = held_before_ - std::min(held_before_, held);
-  actions_->Note(RequestEnded{about_, CycleKind::kPause, Code::kOk, "", freed});
+  actions_->Note(RequestEnded{number_.about, CycleKind::kPause, Code::kOk, "", freed});
   desk_.Report(Phase::kPaused, Stage::kNccl, [&](RankStatus& mine) {
     mine.held = held;
     mine.freed = freed;
@@ -200,7 +190,7 @@ std::optional<RequestUnderWay::Next> RequestUnderWay::UnlessNcclPauses() {
 // The undo of the pause failed too, on all ranks that share memory. What the program would launch now is refused, so it waits
 // here like after a pause, and a resume from outside mends it, which brings the tags back first.
 RequestUnderWay::Next RequestUnderWay::StayAway(const Status& why) {
-  desk_.MarkDone(about_);
+  desk_.MarkDone(number_.about);
   mode_ = Mode::kPaused;
   return StayPaused(CycleKind::kPause, why);
 }
@@ -209,14 +199,14 @@ RequestUnderWay::Next RequestUnderWay::StayAway(const Status& why) {
 // mend it.
 RequestUnderWay::Next RequestUnderWay::GiveUp(const Status& why, Phase phase) {
   const Status undone = actions_->ResumeTags();
-  desk_.MarkDone(about_);
+  desk_.MarkDone(number_.about);
   if (!undone.ok()) {
     mode_ = Mode::kPaused;
     return StayPaused(CycleKind::kResume,
                       {undone.code(), why.message() + "; then its tags could not be resumed: " + undone.message()});
   }
   mode_ = Mode::kIdle;
-  actions_->Note(RequestEnded{about_, CycleKind::kPause, why.code(), why.message()});
+  actions_->Note(RequestEnded{number_.about, CycleKind::kPause, why.code(), why.message()});
   desk_.Report(phase, Stage::kCome, [&](RankStatus& mine) {
     if (phase == Phase::kFailed) mine.failure = why;
   });
@@ -224,15 +214,15 @@ RequestUnderWay::Next RequestUnderWay::GiveUp(const Status& why, Phase phase) {
 }
 
 Status RequestUnderWay::PauseMoreTags() {
-  if (holds_launches_for_ != 0)
+  if (number_.holds_launches != 0)
     return {Code::kRefused, "it is stopped between two launches, and until the next one its program runs on and uses its tags"};
   return actions_->PauseTags();
 }
 
 RequestUnderWay::Next RequestUnderWay::AdvancePaused(const Order& order) {
-  if (again_ != 0 && order.request != again_) StayAsBefore({Code::kRefused, kWithdrawn});
-  if (order.request == 0 || order.request == about_) {
-    if (broken_off_) SayWhatIsSo(order);
+  if (number_.again != 0 && order.request != number_.again) StayAsBefore({Code::kRefused, kWithdrawn});
+  if (order.request == 0 || order.request == number_.about) {
+    if (!desk_.HasAnswered(number_.about)) SayWhatIsSo(order);
     return Next::kWait;
   }
   return order.ask == Ask::kResume ? ResumeAsAsked(order) : PauseAgain(order);
@@ -240,9 +230,9 @@ RequestUnderWay::Next RequestUnderWay::AdvancePaused(const Order& order) {
 
 // It is paused, so it has come; what it has still to do is done with the others, who may not come.
 RequestUnderWay::Next RequestUnderWay::PauseAgain(const Order& order) {
-  if (again_ == 0) {
+  if (number_.again == 0) {
     JournalRequestOnce(order);
-    again_ = order.request;
+    number_.again = order.request;
     tags_done_ = false;
     desk_.ChangeStatus([&](const RankStatus& mine) { failed_before_ = mine.failure; });
     desk_.Begin(order.request, Phase::kPaused);
@@ -271,9 +261,9 @@ RequestUnderWay::Next RequestUnderWay::PauseAgain(const Order& order) {
   return Next::kWait;
 }
 
-// Of a rank that is paused and may not have come to say so, or why it is not as it was asked.
+// Of a rank that is paused and has not come to say so, because an exception ended the turn.
 void RequestUnderWay::SayWhatIsSo(const Order& order) {
-  const bool as_asked = order.request == about_ && order.ask == Ask::kPause && tags_done_ && nccl_ != Nccl::kInDoubt;
+  const bool as_asked = order.request == number_.about && order.ask == Ask::kPause && tags_done_ && nccl_ != Nccl::kInDoubt;
   desk_.Report(Phase::kPaused, as_asked ? Stage::kNccl : Stage::kCome, [&](RankStatus& mine) {
     if (!as_asked && mine.failure.ok()) mine.failure = {Code::kOutOfMemory, "the host has too little memory to say why"};
     if (as_asked) mine.parked = order.launches.parks;
@@ -281,25 +271,25 @@ void RequestUnderWay::SayWhatIsSo(const Order& order) {
 }
 
 void RequestUnderWay::EndAgain(const Order& order) {
-  about_ = order.request;
-  again_ = 0;
+  number_.about = order.request;
+  number_.again = 0;
 }
 
 // A second pause has come to nothing. What of its tags has gone comes back with the others.
 void RequestUnderWay::StayAsBefore(const Status& why) {
-  actions_->Note(RequestEnded{std::exchange(again_, 0), CycleKind::kPause, why.code(), why.message()});
+  actions_->Note(RequestEnded{std::exchange(number_.again, 0), CycleKind::kPause, why.code(), why.message()});
   desk_.Report(Phase::kPaused, Stage::kCome, [&](RankStatus& mine) { mine.failure = failed_before_; });
 }
 
 RequestUnderWay::Next RequestUnderWay::ResumeAsAsked(const Order& order) {
-  if (journaled_ != order.request) {
+  if (number_.journaled != order.request) {
     JournalRequestOnce(order);
     tags_done_ = false;
     desk_.Begin(order.request, Phase::kResuming);
   }
   if (!tags_done_) {
     if (const Status resumed = actions_->ResumeTags(); !resumed.ok())
-      return about_ = order.request, StayPaused(CycleKind::kResume, resumed);
+      return number_.about = order.request, StayPaused(CycleKind::kResume, resumed);
     tags_done_ = true;
     desk_.Report(Phase::kResuming, Stage::kTags);
   }
@@ -308,10 +298,10 @@ RequestUnderWay::Next RequestUnderWay::ResumeAsAsked(const Order& order) {
   if (nccl_ != Nccl::kHere) {
     nccl_ = Nccl::kInDoubt;
     if (const Status resumed = actions_->ResumeNccl(); !resumed.ok())
-      return about_ = order.request, StayPaused(CycleKind::kResume, resumed);
+      return number_.about = order.request, StayPaused(CycleKind::kResume, resumed);
   }
   nccl_ = Nccl::kHere;
-  about_ = order.request;
+  number_.about = order.request;
   mode_ = Mode::kIdle;
   actions_->Note(RequestEnded{order.request, CycleKind::kResume, Code::kOk, ""});
   desk_.MarkDone(order.request);
@@ -320,13 +310,13 @@ RequestUnderWay::Next RequestUnderWay::ResumeAsAsked(const Order& order) {
 }
 
 RequestUnderWay::Next RequestUnderWay::StayPaused(CycleKind failed, const Status& why) {
-  actions_->Note(RequestEnded{about_, failed, why.code(), why.message()});
+  actions_->Note(RequestEnded{number_.about, failed, why.code(), why.message()});
   desk_.Report(Phase::kPaused, Stage::kCome, [&](RankStatus& mine) { mine.failure = why; });
   return Next::kWait;
 }
 
 void RequestUnderWay::JournalRequestOnce(const Order& order) {
-  if (std::exchange(journaled_, order.request) == order.request) return;
+  if (std::exchange(number_.journaled, order.request) == order.request) return;
   const bool pauses = order.ask == Ask::kPause;
   actions_->Note(RequestSeen{order.request, pauses ? CycleKind::kPause : CycleKind::kResume, order.by_pid,
                              pauses ? order.target : 0, order.all_tags});

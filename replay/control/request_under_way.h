@@ -62,7 +62,6 @@ class RequestUnderWay {
   enum class Mode { kIdle, kWaiting, kPaused };
   enum class Nccl { kHere, kPaused, kInDoubt };  // in doubt: its last pause or resume failed
 
-  Next Turn(const Order& order, std::uint64_t step);
   [[nodiscard]] Status Check() const;
   [[nodiscard]] std::optional<Next> UnlessWhole(const Order& order);  // nothing: Check holds, and has always held
   Next AdvanceIdle(const Order& order, std::uint64_t step);
@@ -84,20 +83,23 @@ class RequestUnderWay {
   Next GiveUp(const Status& why, Phase phase);
   void JournalRequestOnce(const Order& order);
 
+  struct Numbers {                     // of requests; 0: none
+    std::uint64_t about = 0;           // of kWaiting and kPaused
+    std::uint64_t again = 0;           // of kPaused: a later pause that is not done yet
+    std::uint64_t seen = 0;            // the last one while it was idle
+    std::uint64_t journaled = 0;       // the last one that the journal has
+    std::uint64_t holds_launches = 0;  // for which launches are held; meanwhile the program runs
+  };
+
   RequestDesk& desk_;
   Actions* actions_ = nullptr;
   SessionId self_;
   Mode mode_ = Mode::kIdle;
-  std::uint64_t about_ = 0;      // the request of kWaiting and kPaused
-  std::uint64_t again_ = 0;      // of kPaused: a later pause that is not done yet; 0: none
-  Status failed_before_;         // what the status said before that one
-  std::uint64_t seen_ = 0;       // the last request while it was idle
-  std::uint64_t journaled_ = 0;  // the last request that the journal has
-  bool own_pause_ = false;       // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
-  bool tags_done_ = false;       // of the request under way: paused, or back
-  Nccl nccl_ = Nccl::kHere;      // as requests have left it
-  std::uint64_t holds_launches_for_ = 0;  // the request; 0: for none. Meanwhile the program runs
-  bool broken_off_ = false;               // the last Advance ended with an exception
+  Numbers number_;
+  Status failed_before_;     // what the status said before the pause `again`
+  bool own_pause_ = false;   // of kWaiting and kPaused: NCCL's memory is away because of the program, which brings it back
+  bool tags_done_ = false;   // of the request under way: paused, or back
+  Nccl nccl_ = Nccl::kHere;  // as requests have left it
   Bytes held_before_ = 0;
   Status broken_;  // a check that failed; of no later call is anything done
 };

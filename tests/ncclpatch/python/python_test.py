@@ -658,8 +658,8 @@ assert in_use() == before and steps > 0
             """
 before, seen = in_use(), []
 def work():
-    assert tool("pause").wait() == 0
     with amem.paused():
+        assert tool("pause").wait() == 0
         assert tool("resume").wait() == 0
         seen.append(in_use())
     seen.append(in_use())
@@ -669,6 +669,31 @@ while worker.is_alive():
     amem.safepoint()
     time.sleep(0.001)
 assert seen == [0, before], (seen, before)
+"""
+        )
+
+    @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_a_block_that_begins_while_the_process_is_paused_from_outside_waits_for_the_resume(self):
+        self.ask(
+            """
+before, seen = in_use(), []
+def work():
+    assert tool("pause").wait() == 0
+    resumed = []
+    later = threading.Timer(0.2, lambda: resumed.append(tool("resume").wait()))
+    later.start()
+    began = time.monotonic()
+    with amem.paused():
+        assert time.monotonic() - began > 0.1
+        later.join()
+        seen.extend((resumed, in_use()))
+    seen.append(in_use())
+worker = threading.Thread(target=work)
+worker.start()
+while worker.is_alive():
+    amem.safepoint()
+    time.sleep(0.001)
+assert seen == [[0], 0, before], (seen, before)
 """
         )
 

@@ -530,11 +530,12 @@ TEST_F(PlayedRanks, a_stop_between_launches_lets_through_what_some_programs_have
     Set(0, [&](RankStatus& is) { is.own_pause = resumes ? OwnPause::kPaused : OwnPause::kNo; });
     Set(1, [&](RankStatus& is) { is.own_pause = under_way; });
     std::atomic<int> requests = 0;
-    std::uint64_t seen = 0;
+    std::uint64_t seen = OrderOf(0).request;
     const auto playing = Begin([&](std::size_t rank, Played& one) {
-      if (!one.Is(Ask::kPause, Stage::kCome)) return one.Obey();
+      // Also one that is withdrawn when this comes to it.
       if (rank == 0 && one.order.request != std::exchange(seen, one.order.request)) ++requests;
       if (requests >= 2) one.is.own_pause = OwnPause::kNo;
+      if (!one.Is(Ask::kPause, Stage::kCome)) return one.Obey();
       one.is.launches = {.version = one.order.launches.version};
       const bool comes = one.order.launches.stands && (rank == 0 || one.is.own_pause == OwnPause::kNo);
       one.Say(comes ? Phase::kArrived : Phase::kHeld);

@@ -14,7 +14,7 @@ namespace {
 
 // What amem_kill_at.so offers to the process it is preloaded into.
 struct KillAt {
-  void (*arm)(const char* call, unsigned long nth, unsigned long after_sends) = nullptr;
+  void (*arm)(const char* call, unsigned long nth) = nullptr;
   unsigned long (*calls)(const char* call) = nullptr;
 
   static KillAt Find() {
@@ -205,7 +205,7 @@ void PauseOrResumeAndKill(Rank& rank) {
   const KillAt kill_at = KillAt::Find();
   if (!point.in_pause) rank.Pause("before a counted resume");
   rank.child.Barrier("ready to count");
-  kill_at.arm("", 0, 0);
+  kill_at.arm("", 0);
   double start = Now();
   point.in_pause ? rank.Pause("counted") : rank.Resume("counted");
   const double whole = Now() - start;
@@ -215,7 +215,7 @@ void PauseOrResumeAndKill(Rank& rank) {
   rank.child.Barrier("ready to be killed");
   rank.child.Stage(std::string(what) + " in which a rank is killed");
   if (mine && blind) KillMyselfIn(whole * point.share);
-  if (mine && !blind) kill_at.arm(point.call, nth, point.after_sends);
+  if (mine && !blind) kill_at.arm(point.call, nth);
   start = Now();
   const ncclResult_t result = point.in_pause ? rank.amem.Pause(nullptr) : rank.amem.Resume(nullptr);
   const double seconds = Now() - start;
@@ -228,9 +228,8 @@ void PauseOrResumeAndKill(Rank& rank) {
   const double slowest = rank.child.Maximum(seconds);
   rank.Expect(slowest < 2, Format("the error came after %.2f s", slowest));
   rank.details["killed_rank"] = victim;
-  rank.details["killed_at"] = blind                   ? Format("%.0f %% of the time", 100 * point.share)
-                              : point.after_sends > 0 ? Format("message %lu after %s %lu", point.after_sends, point.call, nth)
-                                                      : Format("%s %lu of %lu", point.call, nth, calls);
+  rank.details["killed_at"] =
+      blind ? Format("%.0f %% of the time", 100 * point.share) : Format("%s %lu of %lu", point.call, nth, calls);
   rank.details["failed_after_ms"] = 1000 * slowest;
   rank.details["message"] = message;
 }

@@ -29,12 +29,11 @@ struct Options : CommonOptions {
 // Where one rank is killed, by amem_kill_at.so.
 struct KillPoint {
   bool in_pause = false;
-  const char* call = "";          // before this driver call of AMem's:
-  bool last = false;              // the last of them, else the first
-  unsigned long after_sends = 0;  // not before it, but when this message after it is to be sent
-  double share = 0;               // of the time that a whole pause or resume takes; used where calls cannot be counted
-  int victim = 0;                 // below zero: counted from the end
-  bool once_more = false;         // the others resume without it before they clean up, else they clean up at once
+  const char* call = "";   // before this driver call of AMem's:
+  bool last = false;       // the last of them, else the first
+  double share = 0;        // of the time that a whole pause or resume takes; used where calls cannot be counted
+  int victim = 0;          // below zero: counted from the end
+  bool once_more = false;  // the others resume without it before they clean up, else they clean up at once
   [[nodiscard]] int Victim(int processes) const { return victim < 0 ? processes + victim : std::min(victim, processes - 1); }
 };
 

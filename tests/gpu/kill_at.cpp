@@ -6,8 +6,6 @@
 #include <cuda.h>
 #include <dlfcn.h>
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -23,8 +21,7 @@ constexpr int kCount = sizeof kCalls / sizeof kCalls[0];
 
 std::atomic<unsigned long> counts[kCount];
 std::atomic<int> armed_call{-1};
-std::atomic<unsigned long> armed_nth{0}, armed_sends{0}, sends{0};
-std::atomic<pid_t> armed_thread{0};
+std::atomic<unsigned long> armed_nth{0};
 
 template <class Function>
 Function Real(Function& cached, const char* name) {
@@ -43,9 +40,7 @@ void End() {
 
 void Before(int call) {
   const unsigned long nth = ++counts[call];
-  if (call != armed_call.load()) return;
-  sends = 0;
-  if (nth == armed_nth.load() && armed_sends.load() == 0) End();
+  if (call == armed_call.load() && nth == armed_nth.load()) End();
 }
 
 // One wrapper for each call, with the call's own arguments.
@@ -72,28 +67,16 @@ int IndexOf(const char* name) {
 
 }  // namespace
 
-// Counts from here on, and kills before the `nth` such call; or, with `after_sends`, when this thread sends that message after
-// it. "" only counts.
-EXPORT void amem_kill_at(const char* call, unsigned long nth, unsigned long after_sends) {
+// Counts from here on, and kills before the `nth` such call. "" only counts.
+EXPORT void amem_kill_at(const char* call, unsigned long nth) {
   armed_call = -1;
   for (auto& count : counts) count = 0;
   armed_nth = nth;
-  armed_sends = after_sends;
-  sends = 0;
-  armed_thread = gettid();
   armed_call = IndexOf(call);
 }
 EXPORT unsigned long amem_kill_at_calls(const char* call) {
   const int index = IndexOf(call);
   return index < 0 ? 0 : counts[index].load();
-}
-
-EXPORT ssize_t sendmsg(int socket, const msghdr* message, int flags) {
-  static ssize_t (*real)(int, const msghdr*, int) = nullptr;
-  if (const int call = armed_call.load(); call >= 0 && armed_sends.load() > 0 && gettid() == armed_thread.load() &&
-                                          counts[call].load() >= armed_nth.load() && ++sends == armed_sends.load())
-    End();
-  return Real(real, "sendmsg")(socket, message, flags);
 }
 
 #undef cuGetProcAddress

@@ -131,7 +131,7 @@ void MoveToDisk(const std::filesystem::path& path);
 void GiveMemoryBack(const std::filesystem::path& path);
 // Gives back this user's memory of tails whose writers have ended and whose journals were removed: at once where the directory
 // of all journals is gone, and otherwise after an hour, because a journal may have been moved. Where the journal was written in
-// another mount namespace, as of a container that shares /dev/shm, its directory cannot be seen from here: after a week.
+// another mount namespace, as of a container that shares /dev/shm, its directory cannot be seen from here: after a day.
 void RemoveForgottenMemory();
 
 // Splits a stretch into records. `visit` gets the bytes of a frame, header included, and the position in the stretch where it

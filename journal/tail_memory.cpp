@@ -118,7 +118,7 @@ void GiveMemoryBack(const std::filesystem::path& path) {
 }
 
 void RemoveForgottenMemory() {
-  constexpr std::int64_t kMayBeMoved = 60 * 60, kOfOthers = 7 * 24 * kMayBeMoved;  // seconds
+  constexpr std::int64_t kMayBeMoved = 60 * 60, kOfOthers = 24 * kMayBeMoved;  // seconds
   struct stat st {};
   st.st_uid = geteuid();
   const auto place = MemoryOf(SessionId{1}, st).parent_path();
@@ -138,7 +138,7 @@ void RemoveForgottenMemory() {
       }
       return false;
     };
-    const bool seen_here = header->mount_namespace != 0 && header->mount_namespace == MountNamespace();
+    const bool seen_here = header->mount_namespace == 0 || header->mount_namespace == MountNamespace();  // 0: not known
     const bool place_is_gone =
         seen_here && !journal.empty() && lstat(journal.parent_path().c_str(), &st) != 0 && errno == ENOENT;
     if (!place_is_gone && (age < (seen_here ? kMayBeMoved : kOfOthers) || is_near())) continue;

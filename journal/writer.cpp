@@ -228,7 +228,14 @@ class Writer final : public JournalWriter {
     }
   }
   Status Append(const Event& event) override {
-    Status appended = IsHere() ? OrNoMemory([&] { return core_->Append(event); }) : Elsewhere();
+    if (!IsHere()) return Elsewhere();
+    bool ended = false;
+    Status appended = OrNoMemory([&] {
+      Status done = core_->Append(event);
+      ended = true;
+      return done;
+    });
+    if (!ended) appended = OrNoMemory([&] { return core_->drain.Break(appended); });  // so that its directory says so
     if (!appended && lasting_ && !ended_ && IsHere()) Lose(appended);
     return appended;
   }
@@ -262,11 +269,14 @@ class Writer final : public JournalWriter {
     making_.reset();
     if (!made->ok()) return why_ = made->status();
     core_ = *std::move(*made);
-    if (const Status on = core_->GoOnFrom(state, options_); !on.ok()) {
+    if (const Status on = OrNoMemory([&] { return core_->GoOnFrom(state, options_); }); !on.ok()) {
       Abandon();
       return why_ = on;
     }
-    Say("the journal begins anew in " + core_->directory.string() + ", and pausing works again");
+    static_cast<void>(OrNoMemory([&] {
+      Say("the journal begins anew in " + core_->directory.string() + ", and pausing works again");
+      return Status{};
+    }));
     return {};
   }
   Status Close() override {

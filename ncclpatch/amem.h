@@ -193,10 +193,12 @@ AMEM_EXPORT int amem_safepoint(unsigned how);
 /* `how` is 0, or one of these, for interpreters, which must run their signal handlers. AMEM_BEGIN: a safe point that never
  * waits, and returns 7 (ncclInProgress) if something is asked. Then call it with AMEM_GO_ON until it returns something else;
  * that waits a tenth of a second at most, except for a pause or resume that is under way. AMEM_BEFORE_RESUME is no safe point:
- * 7 while a request from outside stands, which a resume would wait for. */
+ * 7 while a request from outside stands, which a resume would wait for. AMEM_BEFORE_PAUSE likewise: 7 while the process has
+ * stopped for a request, which a pause of NCCL's memory would wait for, however long that takes. */
 #define AMEM_BEGIN 1u
 #define AMEM_GO_ON 2u
 #define AMEM_BEFORE_RESUME 3u
+#define AMEM_BEFORE_PAUSE 4u
 
 /* Why this thread's last failed call failed, of AMem's or one of NCCL's that AMem refused (ncclGetLastError says that, too); ""
  * if none did. Valid until this thread's next call. After a pause or resume it ends with the command that explains it,

@@ -177,7 +177,8 @@ Status Fold::operator()(const PoolOpened& e) {
   if (!e.pool) return Bad("zero is no id");
   // A pool that a peer's memory came with has the policy that the program gives it later.
   if (auto* const known = FindIn(s_.pools, e.pool); known != nullptr && known->tag == e.tag) {
-    if (s_.HasOwnMemory(e.pool)) return Bad("it holds memory, and its policy cannot change");
+    // Earlier versions let it change while memory without a part was there, and their journals must still be read.
+    if (!known->parts.empty()) return Bad("it holds memory, and its policy cannot change");
     known->policy = e.policy;
     return {};
   }

@@ -27,13 +27,18 @@ class LiveKeys {
   };
   // One thread at a time.
   void Add(const Key& key) {
-    while (!now_.load(std::memory_order_relaxed)->Put(key) && Grow()) {
-    }
+    while (!now_.load(std::memory_order_relaxed)->Put(key))
+      if (!Grow()) return;
+    ++keys_;
   }
   void Remove(std::uint32_t key, const void* domain) {
-    for (Table* table = now_.load(std::memory_order_relaxed); table != nullptr; table = table->older)
-      for (Entry& entry : table->SetOf(key))
-        if (entry.Is(key, domain)) entry.Write({});
+    const Table* const now = now_.load(std::memory_order_relaxed);
+    for (const Table* table = now; table != nullptr; table = table->older)
+      for (Entry& entry : table->SetOf(key)) {
+        if (!entry.Is(key, domain) || entry.end.load(std::memory_order_relaxed) == 0) continue;
+        entry.Write({});
+        if (table == now) --keys_;
+      }
   }
 
   // Any thread. Whether the key is good for all of that memory.
@@ -91,9 +96,11 @@ class LiveKeys {
       return true;
     }
   };
-  // False: there is no memory, or so many keys have one place that more places are of no use.
+  // False: there is no memory, or so few keys are known that those of one place have all bits in common, as those of several
+  // cards may.
   bool Grow() {
     Table* const now = now_.load(std::memory_order_relaxed);
+    if (keys_ < (std::size_t{1} << now->bits) / 8) return false;
     for (unsigned bits = now->bits + 1; bits <= kMostBits; ++bits) {
       Set* const sets = new (std::nothrow) Set[std::size_t{1} << bits]{};
       Table* const grown = sets == nullptr ? nullptr : new (std::nothrow) Table{sets, bits, now};
@@ -109,6 +116,7 @@ class LiveKeys {
   std::array<Set, std::size_t{1} << kFirstBits> first_sets_{};
   Table first_{first_sets_.data(), kFirstBits};
   std::atomic<Table*> now_{&first_};
+  std::size_t keys_ = 0;  // in the newest; of whoever writes
 };
 
 }  // namespace amem::intercept

@@ -187,6 +187,11 @@ int BeforeResume() noexcept {
   return InProgressUnless([&] { return control->MayResume(true); });
 }
 
+int BeforePause() noexcept {
+  control::RankControl* const control = g_control.load(std::memory_order_acquire);
+  return control == nullptr ? kOk : InProgressUnless([&] { return control->MayPause(true); });
+}
+
 }  // namespace
 
 static control::RankControl& Control() {
@@ -218,8 +223,12 @@ static control::RankControl* ControlOfProgram() { return t_serving ? nullptr : g
 OwnCycle::OwnCycle(Session& session, CycleKind kind) : session_(session), kind_(kind) {
   control::RankControl* const control = ControlOfProgram();
   if (control == nullptr) return;
-  if (kind == CycleKind::kPause) control->AwaitOwnPause();
+  if (kind == CycleKind::kPause) control->BeginOwnPause();
   if (kind == CycleKind::kResume && session.paused()) static_cast<void>(control->MayResume(false));
+}
+
+void AwaitRequest() {
+  if (control::RankControl* const control = ControlOfProgram()) static_cast<void>(control->MayPause(false));
 }
 
 OwnCycle::~OwnCycle() {
@@ -235,7 +244,8 @@ int amem_safepoint(unsigned how) {
   using namespace amem;
   if (how == AMEM_GO_ON) return safepoint::GoOn();
   if (how == AMEM_BEFORE_RESUME) return safepoint::BeforeResume();
-  if (how > AMEM_BEFORE_RESUME) return Fail(kInvalidArgument, "amem_safepoint: give 0 or one of amem.h's");
+  if (how == AMEM_BEFORE_PAUSE) return safepoint::BeforePause();
+  if (how > AMEM_BEFORE_PAUSE) return Fail(kInvalidArgument, "amem_safepoint: give 0 or one of amem.h's");
   control::RankControl* control = nullptr;
   std::uint64_t step = 0;
   if (!safepoint::Come(control, step)) return kOk;

@@ -17,6 +17,9 @@ control::RequestServer& Requests();  // never destroyed
 void Begin(Session& session, const std::filesystem::path& socket_directory);
 void ForgetInChild();
 
+// Of a thread of the program: waits while a pause of its own would wait for a request.
+void AwaitRequest();
+
 // Around a pause or resume of NCCL's memory that the program makes; nothing where a request makes it. It begins when a request
 // from outside that holds the rank has ended.
 class OwnCycle : NoCopies {

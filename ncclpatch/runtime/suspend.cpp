@@ -17,6 +17,7 @@
 #include "ncclpatch/runtime/last_error.h"
 #include "ncclpatch/runtime/log.h"
 #include "ncclpatch/runtime/runtime.h"
+#include "ncclpatch/runtime/safepoint.h"
 
 namespace amem::suspend {
 namespace {
@@ -98,14 +99,20 @@ void UndoChanges() noexcept {
 }
 
 Status PauseOrResume(bool pauses) {
+  if (pauses) safepoint::AwaitRequest();  // before other threads' calls wait for this one
   const auto alone = AloneUntilCallEnds();
   Status status = alone.status();
   if (status.ok() && !pauses && Paused()) {
     status = Runtime::Get().RunCycle(CycleKind::kResume, true);
   } else if (status.ok() && pauses && AllSuspended()) {
-    const bool already = Paused();  // for another want, which may end before these are resumed
+    // It may be paused for another want already, which may end before these are resumed; or for a request, which ends first.
+    const auto cycle = [] {
+      Session* const session = Runtime::Get().started();
+      return session == nullptr ? 0 : session->Progress().cycle;
+    };
+    const auto before = cycle();
     status = Runtime::Get().RunCycle(CycleKind::kPause);
-    if (status.ok() && !already && Paused()) g_paused_here = Runtime::Get().started()->Progress().cycle;
+    if (status.ok() && Paused() && cycle() != before) g_paused_here = cycle();
   }
   return status;
 }

@@ -90,7 +90,7 @@ bool JobControl::SomeWaitForOthers() const {
     resuming = resuming || own == OwnPause::kResuming;
     at_resume = at_resume || own == OwnPause::kPaused;
     pausing = pausing || own == OwnPause::kPausing;
-    arrived = arrived || Has(rank, Phase::kArrived);
+    arrived = arrived || (Has(rank, Phase::kArrived) && own == OwnPause::kNo);  // else its own pause is made already
   }
   return (resuming && at_resume) || (pausing && arrived);
 }

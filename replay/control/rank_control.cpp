@@ -98,8 +98,13 @@ void RankControl::ServeBetweenLaunches() {
   }
 }
 
-void RankControl::AwaitOwnPause() {
-  while (!desk_.BeginOwnPause()) static_cast<void>(Serve(RequestUnderWay::kOwnPause, false));
+void RankControl::BeginOwnPause() {
+  while (!desk_.BeginOwnPause()) static_cast<void>(MayPause(false));
+}
+bool RankControl::MayPause(bool return_soon) {
+  while (desk_.HoldsOwnPauses())
+    if (!Serve(RequestUnderWay::kOwnPause, return_soon)) return false;
+  return true;
 }
 
 // Where a request has paused the rank, and another thread of the program resumes, that thread waits too.

@@ -40,7 +40,9 @@ class RankControl : public RequestServer {
   //
   // Waits while the rank is carrying out a request: NCCL's memory is paused for one of the two, and which one brings it back
   // must be the same on all ranks.
-  void AwaitOwnPause();
+  void BeginOwnPause();
+  // True: it would not wait now.
+  bool MayPause(bool return_soon);
   void OwnPauseEnded(bool holds) { desk_.EndOwnPause(holds); }
   // True: it may resume now. Waits while a request is in force, so that the memory stays away until the resume from outside.
   bool MayResume(bool return_soon);

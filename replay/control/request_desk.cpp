@@ -125,12 +125,21 @@ bool RequestDesk::Arrive(OwnPause seen, const Change& change) {
 }
 
 // A pause of what the program has paused already changes nothing, and waits for nobody.
+static bool HoldsOwnPausesOf(const RankStatus& mine) {
+  const bool has_come = mine.phase == Phase::kArrived || mine.phase == Phase::kPausing || mine.phase == Phase::kPaused ||
+                        mine.phase == Phase::kResuming;
+  return has_come && mine.own_pause != OwnPause::kPaused;
+}
+
+bool RequestDesk::HoldsOwnPauses() {
+  const std::lock_guard lock(mutex_);
+  return HoldsOwnPausesOf(status_);
+}
+
 bool RequestDesk::BeginOwnPause() {
   bool may = false;
   ChangeStatus([&](RankStatus& mine) {
-    const bool has_come = mine.phase == Phase::kArrived || mine.phase == Phase::kPausing || mine.phase == Phase::kPaused ||
-                          mine.phase == Phase::kResuming;
-    may = !has_come || mine.own_pause == OwnPause::kPaused;
+    may = !HoldsOwnPausesOf(mine);
     if (may && mine.own_pause == OwnPause::kNo) mine.own_pause = OwnPause::kPausing;
   });
   return may;

@@ -84,7 +84,9 @@ class RequestDesk {
   // The rank comes for the request, unless its program's own pause is another than the caller saw, or is changing.
   [[nodiscard]] bool Arrive(OwnPause seen, const Change& change);
   [[nodiscard]] OwnPause OwnPauseNow();
-  // False: the rank has come for a request, which is to end first. True: the status of an own pause says that it is under way.
+  // The rank has come for a request, which is to end before an own pause begins.
+  [[nodiscard]] bool HoldsOwnPauses();
+  // False: so it is. True: the status of an own pause says that it is under way.
   [[nodiscard]] bool BeginOwnPause();
   void EndOwnPause(bool holds);
   void SetOwnPause(OwnPause own);

@@ -337,7 +337,8 @@ class Coordinator::Call final : public board::RoundHooks {
         return told;
       }
     }
-    if (why.code() == Code::kOutOfMemory) part_.CheckMemoryToo();
+    if (why.code() == Code::kOutOfMemory)  // without host memory for it, the cycle must be ended all the same
+      static_cast<void>(OrNoMemory([&] { return part_.CheckMemoryToo(), Status{}; }));
     if (!ledger.TryLockUntil(scope_.executor_.until())) {
       ledger.RecordSoon(failed);
       return told;

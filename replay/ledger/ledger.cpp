@@ -121,7 +121,6 @@ bool Ledger::Recorded(EventBody body, bool happened) {
     AssertHeld();
     Status done = Apply(state_, event);
     had_memory = true;
-    if (done.ok()) tag_places_.Note(event.body, state_);
     return done;
   });
   if (!had_memory && !happened) return false;
@@ -129,8 +128,14 @@ bool Ledger::Recorded(EventBody body, bool happened) {
     CannotFollow(event, applied);
     return true;
   }
+  const Status noted = OrNoMemory([&] {
+    AssertHeld();
+    tag_places_.Note(event.body, state_);
+    return Status{};
+  });
   progress_.store(state_.cycles << 8 | static_cast<std::uint64_t>(state_.lifecycle), std::memory_order_release);
   if (journal_ != nullptr && !broken_before) Append(event);
+  if (!noted.ok()) BreakWith([&] { return "where memory of tags is cannot be noted: " + noted.message(); });
   return true;
 }
 

@@ -29,7 +29,7 @@ void TagPlaces::Note(const EventBody& event, const State& state) {
     if (!runs)
       running_.erase(tag);
     else  // without memory the state is asked
-      static_cast<void>(OrNoMemory([&] { return running_.insert(tag), Status(); }));
+      static_cast<void>(OrNoMemory([this, id = tag] { return running_.insert(id), Status(); }));
   }
 }
 

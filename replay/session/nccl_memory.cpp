@@ -346,14 +346,15 @@ bool NcclMemory::CutUpSlabOf(AllocationId allocation) {
     });
   };
   CallGate& gate = calls_.GateOf({});
-  for (;; std::this_thread::sleep_for(kOpen)) {
+  // Longer each time, so that a device to which other libraries give work without end is idle at some time, too.
+  for (auto closed = kShort;; closed *= 2, std::this_thread::sleep_for(kOpen)) {
     const auto [slab, device] = home();
     if (!slab || Passed(until) || !driver_.Synchronize(device, until).ok()) return false;
     if (!gate.Close(kShort).ok()) continue;
     const OpenAtEnd open_at_end(gate);
     if (calls_.paused()) return false;
     if (home().first != slab) return true;  // another thread has cut it up meanwhile
-    const Status idle = driver_.Synchronize(device, In(kShort));
+    const Status idle = driver_.Synchronize(device, std::min(until, In(closed)));
     if (idle.code() == Code::kRefused) continue;
     if (!idle.ok() || !slabs_.Dissolve(slab).ok()) return false;
     const LedgerLock lock(ledger_);

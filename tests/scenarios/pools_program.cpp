@@ -165,7 +165,7 @@ void Nothing() {
   EXPECT(amem_want_pause(want, tags, 2, 0, nullptr) == 0 && amem_want_resume(want, tags, 2, 0, 0) == 0);
   EXPECT(amem_want_resume(want, tags, 2, AMEM_LET_GO, 0) == 0 && amem_resume(tags, 2, AMEM_ONLY_ASK, 0) == 0);
   EXPECT(amem_wait("weights", 0, nullptr) == 0 && amem_wait("weights", AMEM_ON_STREAM, nullptr) == 0);
-  for (const unsigned how : {0U, AMEM_BEGIN, AMEM_GO_ON, AMEM_BEFORE_RESUME}) {
+  for (const unsigned how : {0U, AMEM_BEGIN, AMEM_GO_ON, AMEM_BEFORE_RESUME, AMEM_BEFORE_PAUSE}) {
     EXPECT(amem_safepoint(how) == 0);
   }
   EXPECT(Says("") && *amem_last_error() == '\0');

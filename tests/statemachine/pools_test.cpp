@@ -164,7 +164,9 @@ TEST(Pools, a_pool_that_a_peers_memory_came_with_gets_its_policy_from_the_progra
   f.Ok(PoolOpened{cache, "cache", PoolPolicy::kDiscard});
   EXPECT_EQ(f.state.pools.at(cache).policy, PoolPolicy::kDiscard);
   f.Refused(PoolOpened{cache, "other", PoolPolicy::kDiscard}, "that id is in use");
-  f.AddChunk(cache, kA);  // also without a part
+  const AllocationId chunk = f.AddChunk(cache, kA);
+  f.Ok(PoolOpened{cache, "cache", PoolPolicy::kDiscard});  // as in journals of earlier versions; Pools::Open refuses it
+  f.Ok(PoolAllocated{kA, 512, DeviceOrdinal{0}, chunk, 0});
   f.Refused(PoolOpened{cache, "cache", PoolPolicy::kPreserve}, "its policy cannot change");
 }
 

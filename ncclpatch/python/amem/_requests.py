@@ -16,7 +16,7 @@ def _nobody_can_ask(_how: int) -> int:
     return 0
 
 
-_BEGIN, _GO_ON, _BEFORE_RESUME = 1, 2, 3  # amem.h
+_BEGIN, _GO_ON, _BEFORE_RESUME, _BEFORE_PAUSE = 1, 2, 3, 4  # amem.h
 _there = _library.is_there(_calls.lib)
 _safepoint: Any = _calls.lib.amem_safepoint if _there else lambda _how: 0
 # The quick one is called without letting other threads run, which takes longer than the function itself.
@@ -49,6 +49,12 @@ def safepoint() -> None:
 def await_resume() -> None:
     """Before a resume of NCCL's memory: waits while a request from outside is active, as the resume itself would, but lets signal handlers run."""
     _wait(_safepoint(_BEFORE_RESUME), _BEFORE_RESUME)
+
+
+def await_pause() -> None:
+    """Before a pause of NCCL's memory: waits while the process has stopped for a request from outside, as the pause itself would, but lets signal handlers run."""
+    while _safepoint(_BEFORE_PAUSE) == _IN_PROGRESS:
+        pass
 
 
 def holds_resumes() -> bool:

@@ -287,6 +287,8 @@ class Want:
             else:
                 _calls.check(_calls.lib.amem_want_pause(self._number, names, count, flags, pointer))
 
+        if process_group is None and NCCL in tags:
+            _requests.await_pause()
         return _measured(tags, act)
 
     def resume(self, *tags: str, wait: bool = True, priority: int = 0, wait_for_memory: float = 0, process_group: Any = None,
@@ -337,6 +339,10 @@ class _Block(Want):
         self._entered = False
 
     def enter(self, **how: Any) -> Freed:
+        if NCCL in self._tags and how.get("process_group") is None:
+            tags, self._tags = self._tags, ()  # an interrupt while it waits leaves nothing to bring back
+            _requests.await_pause()
+            self._tags = tags
         try:
             freed = self.pause(*self._tags, **how)
         except _calls.AmemError:

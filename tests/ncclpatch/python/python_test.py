@@ -673,6 +673,39 @@ assert seen == [0, before], (seen, before)
         )
 
     @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_a_block_that_waits_for_a_resume_from_outside_can_be_interrupted(self):
+        self.ask(
+            """
+import signal
+class Interrupted(Exception):
+    pass
+def interrupt(*_):
+    raise Interrupted
+def work():
+    while not ended:
+        amem.safepoint()
+        time.sleep(0.001)
+ended = []
+worker = threading.Thread(target=work)
+worker.start()
+before = in_use()
+assert tool("pause").wait() == 0
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+began = time.monotonic()
+try:
+    with amem.paused():
+        raise AssertionError("it began")
+except Interrupted:
+    assert time.monotonic() - began < 3
+assert tool("resume").wait() == 0
+assert in_use() == before
+ended.append(True)
+worker.join()
+"""
+        )
+
+    @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
     def test_a_block_that_begins_while_the_process_is_paused_from_outside_waits_for_the_resume(self):
         self.ask(
             """

@@ -752,7 +752,7 @@ TEST_F(RankControlTest, asked_in_its_own_pause_it_waits_in_its_resume_and_leaves
 TEST_F(RankControlTest, the_program_pauses_while_a_request_is_still_on_its_way_and_the_rank_comes_after_that) {
   AskFor(1, Ask::kPause);
   ASSERT_FALSE(GoesOnAt(5)) << "held until there is a step";
-  control->AwaitOwnPause();
+  control->BeginOwnPause();
   EXPECT_EQ(own(), OwnPause::kPausing);
   Agree(5);
   EXPECT_FALSE(GoesOnAt(5));
@@ -788,7 +788,7 @@ TEST_F(RankControlTest, a_pause_of_the_program_waits_for_a_request_that_has_the_
     }
     std::atomic<bool> pauses = false;
     std::thread program([&] {
-      control->AwaitOwnPause();
+      control->BeginOwnPause();
       pauses = true;
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -811,7 +811,7 @@ TEST_F(RankControlTest, a_pause_of_what_the_program_has_paused_already_waits_for
   control->OwnPauseEnded(true);
   AskFor(1, Ask::kPause, 3);
   ASSERT_FALSE(GoesOnAt(3));
-  control->AwaitOwnPause();
+  control->BeginOwnPause();
   control->OwnPauseEnded(true);
   EXPECT_EQ(own(), OwnPause::kPaused);
 }

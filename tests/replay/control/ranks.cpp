@@ -145,7 +145,7 @@ void Ranks::BeRank(int rank, bool lockstep, std::uint32_t most_us) {
     }
     if (most_us > 0) Nap(std::chrono::microseconds(random() % most_us));
     if (words.own_pause) {
-      control.AwaitOwnPause();
+      control.BeginOwnPause();
       control.OwnPauseEnded(actions.Together(kNothingFails, words.own_pauses).ok());
       while (words.own_pause && !shared_->stop) {
         Nap(milliseconds(1));

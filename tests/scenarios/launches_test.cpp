@@ -374,6 +374,34 @@ TEST_F(Unmodified, one_that_pauses_by_itself_while_it_is_stopped_does_so_after_t
   }
 }
 
+// By ncclCommSuspend: it waits as well, and what it has paused then another communicator of the program brings back.
+TEST_F(Unmodified, one_that_suspends_its_communicators_while_it_is_stopped_has_suspended_them_itself) {
+  const std::string now = job_.directory() / "now";
+  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+  job_.environment["AMEM_TIMEOUT_MS"] = "10000";
+  job_.Start(kWorld, {"cuda", "load", "init", "reduce", "barrier", "await=" + now, "suspend last", "bytes", "barrier", "init",
+                      "resume first", "reduce", "barrier"});
+  ASSERT_TRUE(Becomes([&] {
+    for (int rank = 0; rank < kWorld; ++rank)
+      if (job_.SoFar(rank).Said("barrier") != "0") return false;
+    return true;
+  }));
+  ASSERT_EQ(Tool({"pause", "--between-launches"}).status, 0);
+  std::ofstream(now).close();
+  ASSERT_TRUE(Becomes([&] { return job_.SoFar(0).Said("await") == "0"; }));
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_EQ(job_.SoFar(0).Said("suspend last"), "(not run)");
+  const Rank resumed = Tool({"resume", "--deadline", "20"});
+  EXPECT_EQ(resumed.status, 0) << resumed.out << resumed.err;
+  for (const Rank& rank : job_.Finish(milliseconds(60'000))) {
+    EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("suspend last"), "0") << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("bytes"), "0") << rank.out;
+    EXPECT_EQ(rank.Said("init", 1), "0") << rank.out << rank.err;
+    EXPECT_EQ(rank.Said("reduce", 1), rank.Said("reduce", 0));
+  }
+}
+
 TEST_F(Unmodified, one_that_is_paused_between_launches_has_its_tags_until_it_is_resumed) {
   job_.environment["JOB_STOP"] = job_.directory() / "stop";
   job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;

@@ -83,8 +83,8 @@ class Memory final : public Actions {
 
  private:
   void Allocate(const std::string& what) {
-    const char* const throws = throws_.load();
-    if (throws == nullptr || what != throws || --calls_until_it_throws_ != 0) return;
+    const char* const named = throws_.load();
+    if (named == nullptr || what != named || --calls_until_it_throws_ != 0) return;
     throws_ = nullptr;
     throw std::bad_alloc();
   }

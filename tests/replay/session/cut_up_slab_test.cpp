@@ -174,11 +174,11 @@ TEST_F(CutUpSlab, one_that_a_call_is_in_the_way_of_is_cut_up_after_it_and_other_
 
 // A kernel of NCCL's that waits for a copy which a thread of NCCL's makes.
 TEST_F(CutUpSlab, what_runs_on_the_device_gets_the_calls_that_it_waits_for) {
-  constexpr auto kLong = std::chrono::milliseconds(1'500), kMoment = std::chrono::milliseconds(50);
+  constexpr auto kLong = std::chrono::milliseconds(1'500), kBriefly = std::chrono::milliseconds(50);
   Allocate();
   a.simulator->SetWork(Simulator::Work::kOfProgram);
   auto mapped = test::InThread([&] { return MapOnceMore(); });
-  std::this_thread::sleep_for(kMoment);  // it is waiting
+  std::this_thread::sleep_for(kBriefly);  // it is waiting
   auto copied = test::InThread([&] { return a.session->calls().EnterLaunch().owns_lock(); });
   EXPECT_EQ(copied.wait_for(kLong), std::future_status::ready) << "and the kernel would not end before the deadline";
   a.simulator->SetWork(Simulator::Work::kNone);

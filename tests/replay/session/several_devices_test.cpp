@@ -12,7 +12,7 @@ namespace {
 
 using test::kDevice, test::kMiB;
 
-constexpr DeviceOrdinal kOther{1};
+constexpr DeviceOrdinal kSecondDevice{1};
 
 class SeveralDevices : public ::testing::TestWithParam<Layout> {
  protected:
@@ -33,7 +33,7 @@ TEST_P(SeveralDevices, one_that_is_first_seen_while_a_chunk_is_made_reaches_it) 
     Address other;
     p.simulator->SetHook([&](std::string_view call, std::uint64_t) {
       if (call != meets || met.exchange(true)) return 0;
-      std::thread([&] { other = *p.session->legacy().Allocate(8, kOther, {}); }).join();
+      std::thread([&] { other = *p.session->legacy().Allocate(8, kSecondDevice, {}); }).join();
       return 0;
     });
     const Address here = *p.session->legacy().Allocate(8, kDevice, {});

@@ -118,7 +118,7 @@ bool Ledger::Recorded(EventBody body, bool happened) {
   const Event event{SequenceNumber{state_.last.value + 1}, MonotonicNs(), ThreadId(), std::move(body)};
   bool had_memory = false;
   const Status applied = OrNoMemory([&] {
-    AssertHeld();
+    CallerHoldsIt();
     Status done = Apply(state_, event);
     had_memory = true;
     return done;
@@ -129,7 +129,7 @@ bool Ledger::Recorded(EventBody body, bool happened) {
     return true;
   }
   const Status noted = OrNoMemory([&] {
-    AssertHeld();
+    CallerHoldsIt();
     tag_places_.Note(event.body, state_);
     return Status{};
   });
@@ -143,7 +143,7 @@ bool Ledger::Recorded(EventBody body, bool happened) {
 void Ledger::CannotFollow(const Event& event, const Status& why) {
   if (std::holds_alternative<SessionBroken>(event.body)) {
     static_cast<void>(OrNoMemory([&] {
-      AssertHeld();
+      CallerHoldsIt();
       state_.broken = why.message();
       return Status{};
     }));
@@ -153,7 +153,7 @@ void Ledger::CannotFollow(const Event& event, const Status& why) {
   } else {
     ++dropped_events_;
     static_cast<void>(OrNoMemory([&] {
-      AssertHeld();
+      CallerHoldsIt();
       Record(PassedThrough{std::string(KindName(event.body.index())), "not counted: " + why.message(), 0});
       return Status{};
     }));
@@ -171,7 +171,7 @@ void Ledger::Append(const Event& event) {
     return;
   }
   lost_ = OrNoMemory([&] {
-    AssertHeld();
+    CallerHoldsIt();
     return journal_->Append(event);
   });
   lost_.ok() ? SnapshotIfDue() : RenewJournal();
@@ -181,7 +181,7 @@ void Ledger::Append(const Event& event) {
 void Ledger::RenewJournal() {
   if (lost_.ok() || !state_.broken.empty()) return;
   not_renewed_ = OrNoMemory([&] {
-    AssertHeld();
+    CallerHoldsIt();
     return journal_->Renew(state_);
   });
   if (not_renewed_.ok()) lost_ = {};
@@ -219,7 +219,7 @@ template <class Words>
 void Ledger::BreakWith(const Words& words) {
   if (!state_.broken.empty()) return;
   const Status said = OrNoMemory([&] {
-    AssertHeld();
+    CallerHoldsIt();
     Record(SessionBroken{words()});
     return Status{};
   });
@@ -262,7 +262,7 @@ void Ledger::SnapshotIfDue() {
   if (!state_.broken.empty() || in_cycle || !journal_->SnapshotDue()) return;
   // If it fails, earlier events are kept and nothing is lost.
   static_cast<void>(OrNoMemory([&] {
-    AssertHeld();
+    CallerHoldsIt();
     journal_->SnapshotSoon(state_);
     return Status{};
   }));

@@ -135,6 +135,8 @@ class CAPABILITY("ledger") Ledger {
   Result<UniqueFd> Export(AllocationId allocation, Driver& driver, bool keep) EXCLUDES(this);
 
  private:
+  // In a lambda of a function that requires the lock: tells Clang so.
+  void CallerHoldsIt() const ASSERTS_HELD() {}
   void NoteHolder();
   void RecordWhatEnded() REQUIRES(this);
   static bool IsFailedCheck(const Status& work);

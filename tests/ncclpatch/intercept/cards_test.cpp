@@ -84,7 +84,9 @@ TEST(LiveKeysTest, all_of_many_keys_are_known_and_none_once_it_is_removed) {
   using KeyOf = std::uint32_t (*)(std::uint32_t);
   for (const KeyOf key_of : {+[](std::uint32_t i) { return i; }, +[](std::uint32_t i) { return i << 8 | 0x2b; },
                              +[](std::uint32_t i) { return (i ^ i << 7) * 2246822519U; }}) {
-    const auto keys = std::make_unique<LiveKeys>();
+    auto* const keys = new LiveKeys;  // never destroyed, as the cards' own, so that its tables do not leak
+    static auto& all = *new std::vector<LiveKeys*>;
+    all.push_back(keys);
     for (std::uint32_t i = 1; i <= kMany; ++i) keys->Add({key_of(i), &domain, i * 0x1000ULL, (i + 1) * 0x1000ULL});
     for (std::uint32_t i = 1; i <= kMany; ++i) {
       ASSERT_TRUE(keys->Cover(key_of(i), &domain, i * 0x1000ULL, 0x1000)) << i;

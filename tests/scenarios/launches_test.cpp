@@ -347,25 +347,35 @@ TEST_F(Unmodified, one_that_pauses_by_itself_stays_paused_when_it_is_let_go_and_
   }
 }
 
-// Its program runs on, to a pause of its own for example. One rank is there before the job is resumed, the others are later.
-TEST_F(Unmodified, one_that_pauses_by_itself_while_it_is_stopped_does_so_after_the_resume) {
+// Its program runs on, to a pause of its own for example, which waits for the resume.
+class PausesByItself : public Unmodified {
+ protected:
+  // From the file `now` on rank 0 makes `pause`, while the job is stopped.
+  void StopAndResume(const Words& commands, const std::string& now, const std::string& pause) {
+    job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
+    job_.environment["AMEM_TIMEOUT_MS"] = "10000";
+    job_.Start(kWorld, commands);
+    ASSERT_TRUE(Becomes([&] {
+      for (int rank = 0; rank < kWorld; ++rank)
+        if (job_.SoFar(rank).Said("barrier") != "0") return false;
+      return true;
+    }));
+    ASSERT_EQ(Tool({"pause", "--between-launches"}).status, 0);
+    std::ofstream(now).close();
+    ASSERT_TRUE(Becomes([&] { return job_.SoFar(0).Said("await") == "0"; }));
+    std::this_thread::sleep_for(milliseconds(50));
+    EXPECT_EQ(job_.SoFar(0).Said(pause), "(not run)");
+    const Rank resumed = Tool({"resume", "--deadline", "20"});
+    EXPECT_EQ(resumed.status, 0) << resumed.out << resumed.err;
+  }
+};
+
+// One rank is there before the job is resumed, the others are later.
+TEST_F(PausesByItself, one_that_is_stopped_does_so_after_the_resume) {
   const std::string now = job_.directory() / "now", later = job_.directory() / "later";
-  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
-  job_.environment["AMEM_TIMEOUT_MS"] = "10000";
-  job_.Start(kWorld, {"cuda", "load", "init", "reduce", "barrier", "0:await=" + now, "!0:await=" + later, "pause", "bytes",
-                      "resume", "reduce", "barrier"});
-  ASSERT_TRUE(Becomes([&] {
-    for (int rank = 0; rank < kWorld; ++rank)
-      if (job_.SoFar(rank).Said("barrier") != "0") return false;
-    return true;
-  }));
-  ASSERT_EQ(Tool({"pause", "--between-launches"}).status, 0);
-  std::ofstream(now).close();
-  ASSERT_TRUE(Becomes([&] { return job_.SoFar(0).Said("await") == "0"; }));
-  std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_EQ(job_.SoFar(0).Said("pause"), "(not run)");
-  const Rank resumed = Tool({"resume", "--deadline", "20"});
-  EXPECT_EQ(resumed.status, 0) << resumed.out << resumed.err;
+  StopAndResume({"cuda", "load", "init", "reduce", "barrier", "0:await=" + now, "!0:await=" + later, "pause", "bytes", "resume",
+                 "reduce", "barrier"},
+                now, "pause");
   std::ofstream(later).close();
   for (const Rank& rank : job_.Finish(milliseconds(60'000))) {
     EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
@@ -374,25 +384,12 @@ TEST_F(Unmodified, one_that_pauses_by_itself_while_it_is_stopped_does_so_after_t
   }
 }
 
-// By ncclCommSuspend: it waits as well, and what it has paused then another communicator of the program brings back.
-TEST_F(Unmodified, one_that_suspends_its_communicators_while_it_is_stopped_has_suspended_them_itself) {
+// What ncclCommSuspend has paused then another communicator of the program brings back.
+TEST_F(PausesByItself, one_that_suspends_its_communicators_has_suspended_them_itself) {
   const std::string now = job_.directory() / "now";
-  job_.environment["LD_PRELOAD"] = AMEM_LIBRARY_FILE;
-  job_.environment["AMEM_TIMEOUT_MS"] = "10000";
-  job_.Start(kWorld, {"cuda", "load", "init", "reduce", "barrier", "await=" + now, "suspend last", "bytes", "barrier", "init",
-                      "resume first", "reduce", "barrier"});
-  ASSERT_TRUE(Becomes([&] {
-    for (int rank = 0; rank < kWorld; ++rank)
-      if (job_.SoFar(rank).Said("barrier") != "0") return false;
-    return true;
-  }));
-  ASSERT_EQ(Tool({"pause", "--between-launches"}).status, 0);
-  std::ofstream(now).close();
-  ASSERT_TRUE(Becomes([&] { return job_.SoFar(0).Said("await") == "0"; }));
-  std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_EQ(job_.SoFar(0).Said("suspend last"), "(not run)");
-  const Rank resumed = Tool({"resume", "--deadline", "20"});
-  EXPECT_EQ(resumed.status, 0) << resumed.out << resumed.err;
+  StopAndResume({"cuda", "load", "init", "reduce", "barrier", "await=" + now, "suspend last", "bytes", "barrier", "init",
+                 "resume first", "reduce", "barrier"},
+                now, "suspend last");
   for (const Rank& rank : job_.Finish(milliseconds(60'000))) {
     EXPECT_EQ(rank.status, 0) << rank.out << rank.err;
     EXPECT_EQ(rank.Said("suspend last"), "0") << rank.out << rank.err;

@@ -138,7 +138,7 @@ void RemoveForgottenMemory() {
       }
       return false;
     };
-    const bool seen_here = header->mount_namespace == 0 || header->mount_namespace == MountNamespace();  // 0: not known
+    const bool seen_here = header->mount_namespace != 0 && header->mount_namespace == MountNamespace();  // 0: not known
     const bool place_is_gone =
         seen_here && !journal.empty() && lstat(journal.parent_path().c_str(), &st) != 0 && errno == ENOENT;
     if (!place_is_gone && (age < (seen_here ? kMayBeMoved : kOfOthers) || is_near())) continue;

@@ -336,7 +336,7 @@ Result<bool> NcclMemory::MapPart(Address address, Bytes bytes, Bytes offset, All
 // make, so the device is waited for with the gate open, and behind the closed gate only for what came in between.
 bool NcclMemory::CutUpSlabOf(AllocationId allocation) {
   // how long to wait for other threads' calls, which may wait for this one; and for what these submitted
-  constexpr std::chrono::milliseconds kShort{50}, kOpen{10};
+  constexpr std::chrono::milliseconds kShort{50}, kLongest{1'000}, kOpen{10};
   const Deadline until = options_.deadlines.OwnPartOf(Now() + options_.deadlines.call());
   const auto home = [&] {
     return Inspect(ledger_, [&](const State& state) {
@@ -347,7 +347,7 @@ bool NcclMemory::CutUpSlabOf(AllocationId allocation) {
   };
   CallGate& gate = calls_.GateOf({});
   // Longer each time, so that a device to which other libraries give work without end is idle at some time, too.
-  for (auto closed = kShort;; closed *= 2, std::this_thread::sleep_for(kOpen)) {
+  for (auto closed = kShort;; closed = std::min(2 * closed, kLongest), std::this_thread::sleep_for(kOpen)) {
     const auto [slab, device] = home();
     if (!slab || Passed(until) || !driver_.Synchronize(device, until).ok()) return false;
     if (!gate.Close(kShort).ok()) continue;

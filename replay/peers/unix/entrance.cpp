@@ -1,9 +1,11 @@
 #include "replay/peers/unix/entrance.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -15,10 +17,15 @@ constexpr auto kAcceptRetry = std::chrono::milliseconds(100);
 constexpr int kVisitorsATurn = 16;                              // before others than the listener have their turn
 constexpr auto kFullForLong = std::chrono::milliseconds(1000);  // descriptors may be had again before that
 
-static UniqueFd SpareDescriptor() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
+constexpr auto kSpareRetry = std::chrono::milliseconds(1000);
+
+static bool IsVisited(const Listener& listener) {
+  pollfd polled{listener.get(), POLLIN, 0};
+  return ::poll(&polled, 1, 0) == 1 && (polled.revents & POLLIN) != 0;
+}
 
 Status Entrance::Open() {
-  spare_ = SpareDescriptor();
+  HaveSpare();
   for (const Listener* listener : {&listeners_.in_directory, &listeners_.by_name}) {
     if (!*listener) continue;
     const auto key =
@@ -29,10 +36,23 @@ Status Entrance::Open() {
   return {};
 }
 
+std::optional<Entrance::Time> Entrance::NextDeadline() const {
+  if (listen_again_ && spare_again_) return std::min(*listen_again_, *spare_again_);
+  return listen_again_ ? listen_again_ : spare_again_;
+}
+
 void Entrance::Timers(Time now) {
+  if (spare_again_ && now >= *spare_again_) HaveSpare();
   if (!listen_again_ || now < *listen_again_) return;
   listen_again_.reset();
   Listen(EPOLLIN);
+}
+
+void Entrance::HaveSpare() {
+  if (!nothing_) nothing_ = UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!spare_) spare_ = UniqueFd(::fcntl(nothing_.get(), F_DUPFD_CLOEXEC, 0));
+  spare_again_.reset();
+  if (!spare_) spare_again_ = ServiceLoop::Clock::now() + kSpareRetry;
 }
 
 void Entrance::Listen(std::uint32_t events) {
@@ -63,15 +83,18 @@ void Entrance::Accept(const Listener& listener) {
 void Entrance::RefuseForWantOfDescriptors(const Listener& listener) {
   if (!full_since_) full_since_ = ServiceLoop::Clock::now();
   if (ServiceLoop::Clock::now() < *full_since_ + kFullForLong) return;
-  for (int i = 0; i < kVisitorsATurn && spare_; ++i) {
+  HaveSpare();
+  // Any thread of the process may take the descriptor while it is free, which is why it is so only for somebody who waits.
+  for (int i = 0; i < kVisitorsATurn && spare_ && IsVisited(listener); ++i) {
     spare_.Reset();
-    {
-      const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket) i = kVisitorsATurn;  // there is none any more; one is opened again all the same
+    UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) {
       const auto peer = CredentialsOf(socket.get());
       if (peer && peer->uid == uid_) SendWantOfDescriptors(socket);
+      // Closed and the spare one again in one step: who has the answer may be a thread that waits for a free descriptor.
+      if (::dup3(nothing_.get(), socket.get(), O_CLOEXEC) >= 0) spare_ = std::move(socket);
     }
-    spare_ = SpareDescriptor();
+    HaveSpare();
   }
 }
 

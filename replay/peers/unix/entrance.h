@@ -36,11 +36,12 @@ class Entrance : NoCopies {
 
   Status Open();
   void Close() { listeners_ = {}; }
-  [[nodiscard]] std::optional<Time> NextDeadline() const { return listen_again_; }
+  [[nodiscard]] std::optional<Time> NextDeadline() const;
   void Timers(Time now);
 
  private:
   void Accept(const Listener& listener);
+  void HaveSpare();
   void RefuseForWantOfDescriptors(const Listener& listener);
   void SendWantOfDescriptors(const UniqueFd& socket);
   void Listen(std::uint32_t events);
@@ -52,8 +53,10 @@ class Entrance : NoCopies {
   const Admit admit_;
   std::vector<ServiceLoop::Key> keys_;
   std::optional<Time> listen_again_;
-  UniqueFd spare_;                  // closed to accept a peer and tell it that no descriptor is left
-  std::optional<Time> full_since_;  // no connection could be taken since then, for want of descriptors
+  UniqueFd nothing_;                 // of which `spare_` is a duplicate
+  UniqueFd spare_;                   // closed to accept a peer and tell it that no descriptor is left
+  std::optional<Time> spare_again_;  // the spare one was lost to another thread, or could not be had
+  std::optional<Time> full_since_;   // no connection could be taken since then, for want of descriptors
 };
 
 }  // namespace amem

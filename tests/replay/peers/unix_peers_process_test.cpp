@@ -3,11 +3,14 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <csignal>
 
+#include "replay/peers/messages.h"
+#include "replay/peers/unix/socket.h"
 #include "tests/journal/base/no_descriptors.h"
 #include "tests/replay/peers/call_on_board.h"
 
@@ -318,6 +321,60 @@ TEST_F(ProcessTest, one_without_descriptors_tells_those_that_ask_it) {
   }
   never_.Pass();
   EXPECT_EQ(poor.Wait(), 0);
+}
+
+// Visits of a rank whose process, this one, has no descriptor left: it can only refuse them.
+class RefusedVisits : public ProcessTest {
+ protected:
+  static constexpr std::size_t kVisits = 15;
+
+  RefusedVisits() : self_(directory_, 0) {
+    for (std::size_t i = 0; i < kVisits; ++i) sockets_.emplace_back(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    (void)DescriptorsAtRest();
+    none_.emplace();
+  }
+
+  bool IsAnswered(std::size_t visit, milliseconds patience) {
+    sockaddr_un at{AF_UNIX, {}};
+    const std::string path = directory_.sockets() / SocketName(Identity(0).session);
+    path.copy(at.sun_path, sizeof at.sun_path - 1);
+    EXPECT_EQ(::connect(sockets_[visit].get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0) << path;
+    const auto begun = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() < begun + patience)
+      if (ReceivePacket(sockets_[visit].get(), bytes_, false).state == Packet::State::kMessage) return true;
+    return false;
+  }
+  static UniqueFd Steal() { return UniqueFd(::dup(STDERR_FILENO)); }
+
+  Rank self_;
+  std::vector<UniqueFd> sockets_;
+  std::vector<std::byte> bytes_ = std::vector<std::byte>(kMessageBytesMax);
+  std::optional<NoDescriptors> none_;
+};
+
+TEST_F(RefusedVisits, leave_the_process_the_descriptor_that_it_answers_with) {
+  int stolen = 0;
+  for (std::size_t visit = 0; visit < kVisits; ++visit) {
+    ASSERT_TRUE(IsAnswered(visit, std::chrono::seconds(10))) << visit;
+    for (int i = 0; i < 2000; ++i) stolen += Steal() ? 1 : 0;
+  }
+  EXPECT_EQ(stolen, 0) << "it was free after the answer";
+}
+
+TEST_F(RefusedVisits, are_answered_again_once_a_descriptor_that_was_lost_can_be_had) {
+  rlimit full{};
+  ::getrlimit(RLIMIT_NOFILE, &full);
+  const rlimit low{STDERR_FILENO + 1, full.rlim_max};  // so that not even a descriptor that was closed is to be had
+  ::setrlimit(RLIMIT_NOFILE, &low);
+  EXPECT_FALSE(IsAnswered(0, std::chrono::seconds(3)));
+  ::shutdown(sockets_[0].get(), SHUT_RDWR);  // it is taken in for a moment
+  ::setrlimit(RLIMIT_NOFILE, &full);
+  const auto given_back = std::chrono::steady_clock::now();
+  for (int in_vain = 0; in_vain < 5 && std::chrono::steady_clock::now() < given_back + std::chrono::seconds(10);) {
+    in_vain = Steal() ? 0 : in_vain + 1;
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  EXPECT_TRUE(IsAnswered(1, std::chrono::seconds(10)));
 }
 
 // The owner finds the hello and the end of that connection when it goes on. Both are alive, and share memory the other way.

@@ -370,7 +370,7 @@ class Coordinator::Call final : public board::RoundHooks {
   Status End(const board::RoundOutcome& outcome) {
     report_.cycle = call_.cycle;
     if (!outcome.failed) {
-      part_.Conclude(std::move(report_), round_.began_ns);
+      assembly_.EndedAs(part_.Conclude(std::move(report_), round_.began_ns));
       part_.OpenGate();
       return {};
     }
@@ -400,15 +400,18 @@ class Coordinator::Call final : public board::RoundHooks {
     CycleFailed failed = HowFailed(outcome, &told);
     failed.paused = call_.kind == CycleKind::kPause && outcome.ending == agreement::Ending::kPaused && round_.left.ok();
     bool saved = true;
+    std::optional<CycleProgress> ended;  // unknown while another thread holds the ledger
     Ledger& ledger = scope_.context_.ledger;
     if (ledger.TryLockUntil(scope_.executor_.until())) {
       const LedgerLock lock(ledger, std::adopt_lock);
       ledger.Record(std::move(failed));
+      ended = ProgressOf(ledger.state(), scope_.pool_);
       saved = std::ranges::any_of(ledger.state().allocations,
                                   [&](const auto& item) { return item.second.saved && item.second.pool == scope_.pool_; });
     } else {
       ledger.RecordSoon(failed);
     }
+    if (ended) assembly_.EndedAs(*ended);
     LeaveContents(outcome, saved);
     part_.OpenGate();
     return told;

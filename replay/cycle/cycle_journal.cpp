@@ -30,6 +30,8 @@ std::uint64_t NumberOf(CycleKind kind, const State& state, PoolId pool) {
   return kind == CycleKind::kPause && state.LifecycleOf(pool) == Lifecycle::kRunning ? cycles + 1 : cycles;
 }
 
+CycleProgress ProgressOf(const State& state, PoolId pool) { return {state.LifecycleOf(pool), state.ScopeOf(pool).cycles}; }
+
 void CycleJournal::Vote(PhaseKind phase, const Status& mine) {
   if (!ledger_.TryLockFor(kToRecord)) return;
   const LedgerLock lock(ledger_, std::adopt_lock);

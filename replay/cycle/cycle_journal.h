@@ -34,6 +34,7 @@ Status LedgerIsHeld(const Ledger& ledger);
 Status Latched(Ledger& ledger, Status check);
 // Of the pause or resume that begins now, or of the one that is under way.
 std::uint64_t NumberOf(CycleKind kind, const State& state, PoolId pool);
+CycleProgress ProgressOf(const State& state, PoolId pool);
 
 class CycleJournal {
  public:

@@ -187,11 +187,12 @@ void Coordinator::OwnPart::CheckMemoryToo() {
   if (arrive != plan->phases.end()) static_cast<void>(RunPhase(*arrive, {}));
 }
 
-void Coordinator::OwnPart::Conclude(CycleReport report, std::uint64_t began_ns) {
+CycleProgress Coordinator::OwnPart::Conclude(CycleReport report, std::uint64_t began_ns) {
   Backup& backup = scope_.backup_;
   report.total_ns = MonotonicNs() - began_ns;
   NoteCopies();
   bool discards = false;
+  CycleProgress ended;
   CycleDone done{.kind = call_.kind, .cycle = report.cycle, .duration_ns = report.total_ns, .pool = scope_.pool_};
   if (call_.kind == CycleKind::kPause && backup.Saved())
     Tidy([&] {
@@ -206,6 +207,7 @@ void Coordinator::OwnPart::Conclude(CycleReport report, std::uint64_t began_ns) 
     ledger_.Check(call_.kind == CycleKind::kResume || backup.QueuedOn().empty(),
                   "a pause is done, and copies from the memory that it released are under way");
     ledger_.Record(done);
+    ended = ProgressOf(ledger_.state(), scope_.pool_);
     Tidy([&] {
       ledger_.AssertHeld();
       scope_.host_memory_.Measure();
@@ -219,6 +221,7 @@ void Coordinator::OwnPart::Conclude(CycleReport report, std::uint64_t began_ns) 
     if (call_.kind == CycleKind::kPause && call_.options.after == nullptr) scope_.host_memory_.GiveSpareBack(began_ns);
   });
   Tidy([&] { scope_.reports_.AddDone(call_.kind, std::move(report)); });
+  return ended;
 }
 
 void Coordinator::OwnPart::ForgetSave(bool undisturbed) {

@@ -39,7 +39,8 @@ class Coordinator::OwnPart : NoCopies {
   // Several ranks may lack device memory, and each says so in its own journal.
   void CheckMemoryToo();
   // All members have succeeded: records that, and prepares the scope for its next call. `began_ns`: when all had come.
-  void Conclude(CycleReport report, std::uint64_t began_ns);
+  // Returns where the scope is now.
+  CycleProgress Conclude(CycleReport report, std::uint64_t began_ns);
   // Tidies up after a failed pause: what cannot be finished now is left to the next call.
   void EndCopies();
   // `undisturbed`: nobody can have written to the memory since its contents were hashed.

@@ -38,6 +38,7 @@ class UnixAssembly final : public Assembly {
     return members_.SharesNow(sessions);
   }
   void Begun() override;
+  void EndedAs(CycleProgress now) override { members_.EndedAs(now); }
   void FailedBy(SessionId lost) override { members_.FailedBy(lost); }
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds waited) override {
     return members_.See(session, waited);

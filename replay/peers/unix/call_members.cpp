@@ -30,17 +30,21 @@ CallMembers::CallMembers(const ConnectionContext& context, PeerService& service,
 
 // The last that its page says of this call. For that it needs no memory, unless nothing was published of it.
 CallMembers::~CallMembers() {
-  static_cast<void>(OrNoMemory([this] { return NoteProgress(), Status(); }));
+  if (!has_ended_) static_cast<void>(OrNoMemory([this] { return Note(delegate_.Progress(own_.tag)), Status(); }));
   own_.call.reset();
   static_cast<void>(OrNoMemory([this] { return pages().Publish(std::move(own_)); }));
 }
 
 // While a driver call holds the ledger it is not known, and is as it was.
-void CallMembers::NoteProgress() {
-  const CycleProgress now = delegate_.Progress(own_.tag);
+void CallMembers::Note(CycleProgress now) {
   if (now.lifecycle == Lifecycle::kNew) return;
   own_.lifecycle = now.lifecycle;
   own_.cycle = now.cycle;
+}
+
+void CallMembers::EndedAs(CycleProgress now) {
+  Note(now);
+  has_ended_ = true;
 }
 
 Status CallMembers::Publish(Deadline until) {
@@ -48,7 +52,7 @@ Status CallMembers::Publish(Deadline until) {
   std::ranges::sort(neighbours);
   neighbours.erase(std::unique(neighbours.begin(), neighbours.end()), neighbours.end());
   std::erase(neighbours, self_);
-  NoteProgress();
+  Note(delegate_.Progress(own_.tag));
   own_.neighbours = std::move(neighbours);
   return pages().Publish(own_);
 }

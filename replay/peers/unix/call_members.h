@@ -42,6 +42,7 @@ class CallMembers : NoCopies {
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) const;
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds waited);
   [[nodiscard]] std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions);
+  void EndedAs(CycleProgress now);
   void FailedBy(SessionId lost);
 
   // On which hellos were exchanged.
@@ -52,7 +53,7 @@ class CallMembers : NoCopies {
 
  private:
   [[nodiscard]] SharedPageTable& pages() const { return *context_.pages; }
-  void NoteProgress();
+  void Note(CycleProgress now);
   Status Publish(Deadline until);
   [[nodiscard]] board::SharingSet Set();
   // Exchanges hellos with a session whose page is not here. Ok also if it has ended, which is noted.
@@ -72,7 +73,8 @@ class CallMembers : NoCopies {
   PeerDelegate& delegate_;
   const SessionId self_;
   const CycleKind kind_;
-  board::ScopeFacts own_;  // of this scope, as published
+  board::ScopeFacts own_;   // of this scope, as published
+  bool has_ended_ = false;  // and `own_` has where
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;  // as last read
   std::set<SessionId> ended_;                // before this call saw them alive

@@ -65,6 +65,23 @@ TEST_F(AssemblyTest, two_sessions_that_share_memory_pause_and_resume_on_one_boar
   EXPECT_EQ(a->Members(), (std::vector{ranks_[0]->identity, ranks_[1]->identity}));
 }
 
+// Another thread may hold its ledger just then, in a driver call that takes long.
+TEST_F(AssemblyTest, how_a_call_has_ended_is_on_its_page_also_if_the_session_cannot_say) {
+  Chain(2);
+  for (const auto& rank : ranks_) rank->session.lifecycle = Lifecycle::kRunning;
+  for (const auto& outcome : AllCall(CycleKind::kPause)) ASSERT_TRUE(outcome.status.ok()) << outcome.status.message();
+  const SessionId first = ranks_[0]->identity.session;
+  const auto reader = ranks_[1]->peers->Assemble(CycleKind::kPause, "");
+  ASSERT_TRUE(reader->Find(In(milliseconds(5000))).ok());
+  ASSERT_EQ(reader->FactsOf(first).lifecycle, Lifecycle::kRunning);
+  for (const Lifecycle last : {Lifecycle::kPaused, Lifecycle::kRunning}) {
+    ranks_[0]->session.lifecycle = Lifecycle::kNew;  // it is not known
+    ranks_[0]->peers->Assemble(CycleKind::kPause, "")->EndedAs({last, 7});
+    EXPECT_EQ(reader->FactsOf(first).lifecycle, last);
+    EXPECT_EQ(reader->FactsOf(first).cycle, 7U);
+  }
+}
+
 TEST_F(AssemblyTest, four_sessions_of_which_some_know_each_other_through_others_only_find_one_board) {
   Chain(4);
   for (const auto& outcome : AllCall(CycleKind::kPause)) {

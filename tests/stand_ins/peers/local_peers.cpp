@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <set>
@@ -218,6 +219,14 @@ class LocalAssembly final : public Assembly {
     hub_->Step();
     std::unique_lock lock(hub_->mutex);
     if (board_->Ticket() == ticket) hub_->WaitUntil(lock, until);
+  }
+  void EndedAs(CycleProgress now) override {
+    hub_->With(hub_->Find(self_), [&](PeerDelegate& d) {
+      const Lifecycle seen = d.Progress(tag_).lifecycle;
+      if (seen == Lifecycle::kNew || seen == now.lifecycle) return;
+      fmt::print(stderr, "a call said that it ended {}, and its scope is {}\n", ToText(now.lifecycle), ToText(seen));
+      std::abort();
+    });
   }
   void FailedBy(SessionId) override {}
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds) override { return {.session = session}; }

@@ -58,6 +58,7 @@ struct Rank {
     test::RankProcessOptions options;
     options.directory = directory;
     options.lasting = true;
+    options.journal.tail_bytes = 256 << 10;  // it is made many times
     options.session.slab_bytes = 2 * k2M;
     options.session.network = &card;
     session = *test::StartOn(*simulator, options, test::RankOf(static_cast<std::int32_t>(id) - 1, SessionId{id}));
@@ -95,8 +96,9 @@ class WithoutMemoryTest : public ::testing::Test {
   // `call` is made again and again, with ever more memory before there is none, until it has all that it asks for. `mend` after
   // each: it fails the test if that has left anything behind.
   template <class Call, class Mend>
-  void Each(const Call& call, const Mend& mend) {
-    for (const std::uint64_t most : {std::uint64_t{1}, std::uint64_t{3}}) {
+  void Each(const Call& call, const Mend& mend, std::uint64_t least = 20,
+            std::initializer_list<std::uint64_t> in_a_row = {1, 3}) {
+    for (const std::uint64_t most : in_a_row) {
       std::uint64_t spared = 0;
       for (bool refused = true; refused; ++spared) {
         Status status;
@@ -110,7 +112,7 @@ class WithoutMemoryTest : public ::testing::Test {
         if (HasFatalFailure()) return;
         ASSERT_LT(spared, 10'000U);
       }
-      EXPECT_GT(spared, 20U) << "nothing was refused";
+      EXPECT_GT(spared, least) << "nothing was refused";
     }
   }
 
@@ -216,6 +218,47 @@ TEST_F(OfOneSession, a_tag_is_resident_or_paused_and_its_contents_come_back) {
     ASSERT_NO_FATAL_FAILURE(run(kind));
   }
   ASSERT_NO_FATAL_FAILURE(run(CycleKind::kResume));
+}
+
+class ItsJournal : public OfOneSession {
+ protected:
+  // After a pause, before which a journal that has broken begins anew.
+  void CheckJournal() {
+    ASSERT_NO_FATAL_FAILURE(Pause());
+    ASSERT_NO_FATAL_FAILURE(Resume());
+    auto reader = JournalReader::Open(rank_.session->records().JournalDirectory());
+    ASSERT_TRUE(reader.ok()) << reader.status().message();
+    const auto seen = (*reader)->StateAt(std::nullopt);
+    ASSERT_TRUE(seen.ok()) << seen.status().message();
+    ASSERT_EQ(*seen, rank_.session->CopyState());
+  }
+};
+
+TEST_F(ItsJournal, has_every_event_or_begins_anew) {
+  Each(
+      [&] {
+        rank_.session->records().Note(PassedThrough{"cuMemPoolCreate", "it is not followed", 0});
+        return Status{};
+      },
+      [&](const Status&) { CheckJournal(); }, 1);
+}
+
+TEST_F(ItsJournal, that_was_removed_begins_anew) {
+  Each(
+      [&] {
+        {
+          const test::WithMemory some;
+          std::filesystem::remove_all(rank_.session->records().JournalDirectory());
+        }
+        return rank_.session->PauseOfIdleHosts();
+      },
+      [&](const Status&) {
+        if (rank_.session->paused()) {
+          ASSERT_NO_FATAL_FAILURE(Resume());
+        }
+        CheckJournal();
+      },
+      20, {2});
 }
 
 TEST(CallGateTest, that_could_not_be_closed_lets_calls_in_also_without_memory_to_say_who_is_inside) {

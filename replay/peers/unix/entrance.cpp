@@ -81,8 +81,11 @@ void Entrance::Accept(const Listener& listener) {
 
 // Peers would wait for an answer until their deadline, and learn nothing. One descriptor is reserved to answer them.
 void Entrance::RefuseForWantOfDescriptors(const Listener& listener) {
-  if (!full_since_) full_since_ = ServiceLoop::Clock::now();
-  if (ServiceLoop::Clock::now() < *full_since_ + kFullForLong) return;
+  if (!IsVisited(listener)) return full_since_.reset();  // the kernel wants a descriptor before it looks for a visitor
+  const Time now = ServiceLoop::Clock::now();
+  if (!full_since_ || now > full_last_ + kFullForLong) full_since_ = now;  // what was so long ago says nothing of today
+  full_last_ = now;
+  if (now < *full_since_ + kFullForLong) return;
   HaveSpare();
   // Any thread of the process may take the descriptor while it is free, which is why it is so only for somebody who waits.
   for (int i = 0; i < kVisitorsATurn && spare_ && IsVisited(listener); ++i) {

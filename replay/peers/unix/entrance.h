@@ -56,7 +56,9 @@ class Entrance : NoCopies {
   UniqueFd nothing_;                 // of which `spare_` is a duplicate
   UniqueFd spare_;                   // closed to accept a peer and tell it that no descriptor is left
   std::optional<Time> spare_again_;  // the spare one was lost to another thread, or could not be had
-  std::optional<Time> full_since_;   // no connection could be taken since then, for want of descriptors
+  // Since and until when all visits found no descriptor left.
+  std::optional<Time> full_since_;
+  Time full_last_{};
 };
 
 }  // namespace amem

@@ -11,6 +11,7 @@
 
 #include "replay/peers/messages.h"
 #include "replay/peers/unix/socket.h"
+#include "tests/in_thread.h"
 #include "tests/journal/base/no_descriptors.h"
 #include "tests/replay/peers/call_on_board.h"
 
@@ -375,6 +376,16 @@ TEST_F(RefusedVisits, are_answered_again_once_a_descriptor_that_was_lost_can_be_
     std::this_thread::sleep_for(milliseconds(20));
   }
   EXPECT_TRUE(IsAnswered(1, std::chrono::seconds(10)));
+}
+
+// Descriptors may be had again soon, so that nobody is refused at once, whatever there was before.
+TEST_F(RefusedVisits, are_taken_in_if_a_descriptor_comes_free_in_time) {
+  ASSERT_TRUE(IsAnswered(0, std::chrono::seconds(10)));
+  std::this_thread::sleep_for(milliseconds(1200));  // there may have been descriptors meanwhile
+  auto visit = test::InThread([&] { return IsAnswered(1, std::chrono::seconds(2)); });
+  std::this_thread::sleep_for(milliseconds(400));
+  none_.reset();
+  EXPECT_FALSE(visit.get()) << "it was refused";
 }
 
 // The owner finds the hello and the end of that connection when it goes on. Both are alive, and share memory the other way.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <tuple>
 
 #include "statemachine/fold.h"
 
@@ -57,6 +58,8 @@ Status Fold::operator()(const Registered& e) {
   // Again at that address: perhaps more bytes, or other memory, whose registration outlived what was there before.
   const auto* const known = FindIn(s_.registrations, {e.address, e.library});
   Registration r = known != nullptr ? *known : Registration{0, e.how, 0, {}, e.pins, e.card};
+  if (r.card.empty() && !e.card.empty()) std::tie(r.how, r.card) = std::tie(e.how, e.card);  // a dma-buf comes before its card
+  if (r.pins.empty()) r.pins = e.pins;
   ++r.count;
   r.bytes = std::max(r.bytes, e.bytes);
   std::vector<AllocationId> added;

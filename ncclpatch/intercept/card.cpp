@@ -48,12 +48,11 @@ CountedPair* Card::Find(std::uint32_t number) const {
   return page == nullptr ? nullptr : (*page)[number % page->size()].load(std::memory_order_acquire);
 }
 
-bool Card::Put(CountedPair* pair, std::uint32_t number) {
-  if (number >> kNumberBits != 0) return false;
-  std::atomic<Page*>& place = (*pages_)[number >> kPageBits];
-  if (place.load() == nullptr) place.store(new Page{}, std::memory_order_release);
-  (*place.load())[number % std::tuple_size_v<Page>].store(pair, std::memory_order_release);
-  return true;
+std::atomic<CountedPair*>* Card::PlaceOf(std::uint32_t number) {
+  if (number >> kNumberBits != 0) return nullptr;
+  std::atomic<Page*>& page = (*pages_)[number >> kPageBits];
+  if (page.load() == nullptr) page.store(new Page{}, std::memory_order_release);
+  return &(*page.load())[number % std::tuple_size_v<Page>];
 }
 
 void Card::Add(const verbs::Pair& pair, const verbs::PairWanted& wanted) {
@@ -66,9 +65,15 @@ void Card::Add(const verbs::Pair& pair, const verbs::PairWanted& wanted) {
 }
 
 void Card::PutBack(std::shared_ptr<CountedPair> pair) {
+  CountedPair* const counted = pair.get();
   const std::lock_guard lock(mutex_);
-  if (!Put(pair.get(), pair->number)) uses_unseen_ = true;
-  pairs_[pair->number] = std::move(pair);
+  std::atomic<CountedPair*>* const place = PlaceOf(counted->number);
+  if (const auto before = pairs_.find(counted->number); before != pairs_.end()) End(before);  // its end was not seen
+  pairs_.emplace(counted->number, std::move(pair));  // the last for which there may be no memory
+  if (place == nullptr)
+    uses_unseen_ = true;
+  else
+    place->store(counted, std::memory_order_release);
 }
 
 CountedPair& Card::Counted(std::uint32_t number) {
@@ -78,10 +83,13 @@ CountedPair& Card::Counted(std::uint32_t number) {
   return unseen_;
 }
 
-// Takes no memory.
+// Takes no memory: its page is there.
 std::shared_ptr<CountedPair> Card::End(Pairs::iterator pair) {
-  Put(nullptr, pair->first);  // its page is there
-  return ended_.insert(pairs_.extract(pair))->second;
+  if (auto* const place = PlaceOf(pair->first)) place->store(nullptr, std::memory_order_release);
+  std::shared_ptr<CountedPair> ended = std::move(pair->second);
+  pairs_.erase(pair);
+  ended_[ended_so_far_++ % ended_.size()] = ended;
+  return ended;
 }
 
 std::shared_ptr<CountedPair> Card::Remove(std::uint32_t number) {

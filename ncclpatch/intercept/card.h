@@ -78,7 +78,7 @@ class Card final : public TrafficGate {
   [[nodiscard]] CountedPair* Find(std::uint32_t number) const;
   [[nodiscard]] CountedPair& Counted(std::uint32_t number);
   using Pairs = std::map<std::uint32_t, std::shared_ptr<CountedPair>>;
-  bool Put(CountedPair* pair, std::uint32_t number);
+  std::atomic<CountedPair*>* PlaceOf(std::uint32_t number);  // null: no card has that many
   std::shared_ptr<CountedPair> End(Pairs::iterator pair);
   bool Enter(std::atomic<std::int64_t>& count, std::int64_t posted);
 
@@ -90,7 +90,9 @@ class Card final : public TrafficGate {
   std::unique_ptr<std::array<std::atomic<Page*>, std::size_t{1} << (kNumberBits - kPageBits)>> pages_;
   std::mutex mutex_;  // guards the pairs' list
   Pairs pairs_;
-  std::multimap<std::uint32_t, std::shared_ptr<CountedPair>> ended_;  // a thread may still count there
+  // The last ones, because a thread may still count there. NCCL ends thousands when it makes its communicators anew.
+  std::array<std::shared_ptr<CountedPair>, 4096> ended_;
+  std::size_t ended_so_far_ = 0;
 };
 
 }  // namespace amem::intercept

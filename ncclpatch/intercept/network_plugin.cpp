@@ -83,20 +83,41 @@ constinit std::mutex g_tables_mutex;
 // This thread has connected to another rank, as that does which registers the buffers of connections.
 thread_local bool t_has_connected = false;
 
-// A registration by a plugin. `wrap(handle, record)`: as PluginHandles::Wrap.
+// Makes a plugin's call that registers or undoes that. What the plugin does then is not recorded as another library's.
+template <class MakeCall>
+int InPlugin(const PluginTable& table, const MakeCall& make_call) {
+  const OfPlugin inside(table.renews.load());
+  return make_call();
+}
+int UndoByPlugin(PluginTable& table, void* comm, void* handle) {
+  const auto make_call = [&](void* real) {
+    return InPlugin(table, [&] { return table.Call(table.kind.dereg_mr(), comm, real); });
+  };
+  return table.renews.load() ? Forever<PluginHandles>().GiveUp(handle, make_call) : make_call(handle);
+}
+
+// A registration by a plugin, on `comm`. `wrap(handle, record)`: as PluginHandles::Wrap.
 constexpr auto kAsItIs = [](void*, Registered*) -> void* { return nullptr; };
 template <class MakeCall, class Wrap = decltype(kAsItIs)>
-int Register(const char* call, Extent part, const char* how, void** handle, int descriptor, const MakeCall& make_call,
-             const Wrap& wrap = kAsItIs) {
+int Register(PluginTable& table, void* comm, const char* call, Extent part, const char* how, void** handle, int descriptor,
+             const MakeCall& make_call, const Wrap& wrap = kAsItIs) {
   const Registering gate(call, part);
   if (gate.refused()) return kInvalidUsage;
-  const int result = make_call();
+  int result = make_call();
   if (result == 0 && handle != nullptr) {
-    Registered record;
-    if (void* const ours = wrap(*handle, &record)) *handle = ours;
-    Forever<Registrations>().Add(KeyOf(Registrar::kPlugin, *handle), part, how, descriptor, std::move(record));
+    const Status recorded = OrNoMemory([&]() -> Status {
+      Registered record;
+      if (void* const ours = wrap(*handle, &record)) *handle = ours;
+      Forever<Registrations>().Add(KeyOf(Registrar::kPlugin, *handle), part, how, descriptor, std::move(record));
+      return {};
+    });
+    if (!recorded.ok()) {  // what NCCL does not get the card must not hold, because no pause would know of it
+      static_cast<void>(OrNoMemory([&] { return UndoByPlugin(table, comm, *handle), Status(); }));
+      *handle = nullptr;
+      result = kSystemError;
+    }
   }
-  if (descriptor >= 0) Forever<Registrations>().Consumed(descriptor);
+  if (descriptor >= 0) static_cast<void>(OrNoMemory([&] { return Forever<Registrations>().Consumed(descriptor), Status(); }));
   return result;
 }
 
@@ -123,12 +144,6 @@ struct Plugin {
     return result;
   }
 
-  // Makes a plugin's call that registers or undoes that. What the plugin does then is not recorded as another library's.
-  template <class MakeCall>
-  static int InPlugin(const PluginTable& table, const MakeCall& make_call) {
-    const OfPlugin inside(table.renews.load());
-    return make_call();
-  }
   template <class Again>
   static void* Wrap(PluginTable& table, void* comm, void* data, size_t bytes, int type, void* real, const Again& again,
                     Registered* record) {
@@ -145,7 +160,8 @@ struct Plugin {
       return InPlugin(table, [&] { return table.Call(kRegMr, comm, data, bytes, type, made); });
     };
     return Register(
-        "regMr of a network plugin", PartAt(data, bytes), "network plugin", handle, -1, [&] { return make_call(handle); },
+        table, comm, "regMr of a network plugin", PartAt(data, bytes), "network plugin", handle, -1,
+        [&] { return make_call(handle); },
         [&](void* real, Registered* record) { return Wrap(table, comm, data, bytes, type, real, make_call, record); });
   }
   static int RegDmaBuf(PluginTable& table, void* comm, void* data, size_t bytes, int type, std::uint64_t offset, int descriptor,
@@ -154,7 +170,7 @@ struct Plugin {
       return InPlugin(table, [&] { return table.Call(kRegMr + 1, comm, data, bytes, type, offset, of, made); });
     };
     return Register(
-        "regMrDmaBuf of a network plugin", PartAt(data, bytes), "network plugin, dma-buf", handle, descriptor,
+        table, comm, "regMrDmaBuf of a network plugin", PartAt(data, bytes), "network plugin, dma-buf", handle, descriptor,
         [&] { return make_call(descriptor, handle); },
         [&](void* real, Registered* record) {
           const auto again = [=, remade = DmaBufMaker::Of(descriptor)](void** made) {
@@ -169,25 +185,20 @@ struct Plugin {
   template <class... Device>
   static int RegMrSym(PluginTable& table, void* comm, void* data, size_t bytes, int type, std::uint64_t flags, void** handle,
                       Device... device) {
-    return Register("regMrSym of a network plugin", PartAt(data, bytes), "network plugin, symmetric", handle, -1,
+    return Register(table, comm, "regMrSym of a network plugin", PartAt(data, bytes), "network plugin, symmetric", handle, -1,
                     [&] { return table.Call(table.kind.reg_mr(), comm, data, bytes, type, flags, handle, device...); });
   }
   template <class... Device>
   static int RegSymDmaBuf(PluginTable& table, void* comm, void* data, size_t bytes, int type, std::uint64_t offset,
                           int descriptor, std::uint64_t flags, void** handle, Device... device) {
-    return Register("regMrSymDmaBuf of a network plugin", PartAt(data, bytes), "network plugin, symmetric, dma-buf", handle,
-                    descriptor, [&] {
+    return Register(table, comm, "regMrSymDmaBuf of a network plugin", PartAt(data, bytes),
+                    "network plugin, symmetric, dma-buf", handle, descriptor, [&] {
                       return table.Call(table.kind.reg_mr() + 1, comm, data, bytes, type, offset, descriptor, flags, handle,
                                         device...);
                     });
   }
   static int DeregMr(PluginTable& table, void* comm, void* handle) {
-    const auto make_call = [&](void* real) {
-      return InPlugin(table, [&] { return table.Call(table.kind.dereg_mr(), comm, real); });
-    };
-    return Deregister(KeyOf(Registrar::kPlugin, handle), [&] {
-      return table.renews.load() ? Forever<PluginHandles>().GiveUp(handle, make_call) : make_call(handle);
-    });
+    return Deregister(KeyOf(Registrar::kPlugin, handle), [&] { return UndoByPlugin(table, comm, handle); });
   }
 
   // ---- transfers, where registrations are renewed. `rest`: a handle for profilers, if there is one, and the request.
@@ -252,8 +263,12 @@ struct Entry;
 template <class... Arguments, int (*kFunction)(PluginTable&, Arguments...)>
 struct Entry<kFunction> {
   template <std::size_t table>
-  static int Call(Arguments... arguments) {
-    return kFunction(TableAt(table), arguments...);
+  static int Call(Arguments... arguments) noexcept {
+    try {
+      return kFunction(TableAt(table), arguments...);
+    } catch (const std::exception&) {  // NCCL's C code must not see it
+      return kSystemError;
+    }
   }
 };
 template <std::size_t table, auto kFunction>
@@ -358,17 +373,32 @@ std::optional<Kind> KindOf(std::string_view name) {
 }
 
 // The place of a table, new or known. kMostTables: none is left.
+//
+// NCCL unloads its plugins with its last communicator, and may find them at another address the next time. Nobody calls through
+// the table of an object that is not loaded any more.
 std::size_t PlaceOf(void* const* real, const Kind& kind, std::size_t functions) {
+  const auto is_known = [&](const PluginTable& table) { return table.real == real && table.kind == kind; };
+  const auto is_free = [](const PluginTable& table) { return table.real == nullptr; };
+  const auto is_unloaded = [](const PluginTable& table) {
+    ElfImage image;
+    return !ElfImage::Containing(table.real, &image);
+  };
   const std::lock_guard lock(g_tables_mutex);
-  for (std::size_t i = 0; i < kMostTables; ++i) {
-    PluginTable& table = TableAt(i);
-    if (table.real != nullptr && (table.real != real || table.kind != kind)) continue;
-    table.kind = kind;
-    table.functions = functions;
-    table.real = real;
-    return i;
-  }
-  return kMostTables;
+  const auto first = [](const auto& is) {
+    std::size_t place = 0;
+    while (place < kMostTables && !is(TableAt(place))) ++place;
+    return place;
+  };
+  std::size_t place = first(is_known);
+  if (place == kMostTables) place = first(is_free);
+  if (place == kMostTables) place = first(is_unloaded);
+  if (place == kMostTables) return place;
+  PluginTable& table = TableAt(place);
+  if (!is_known(table)) Forever<PluginHandles>().Unloaded(&table.gate);
+  table.kind = kind;
+  table.functions = functions;
+  table.real = real;
+  return place;
 }
 
 }  // namespace
@@ -380,9 +410,15 @@ void* WrapPlugin(const char* name, void* table) {
   const std::size_t functions = bytes / sizeof(void*);
   const std::optional<Kind> kind = KindOf(name);
   const bool known = kind && functions > kind->dereg_mr() && functions <= kMostFunctions;
-  const std::size_t place = known ? PlaceOf(static_cast<void* const*>(table), *kind, functions) : kMostTables;
-  if (place == kMostTables) {
+  if (!known) {
     Runtime::Get().LeaveAllInPlace(fmt::format("{}, which this version of AMem does not know, may register it", name));
+    return table;
+  }
+  const std::size_t place = PlaceOf(static_cast<void* const*>(table), *kind, functions);
+  if (place == kMostTables) {
+    Runtime::Get().LeaveAllInPlace(
+        fmt::format("{} may register it, and more tables of network plugins are loaded at once than the {} that AMem can see",
+                    name, kMostTables));
     return table;
   }
   Refresh(TableAt(place));

@@ -67,12 +67,18 @@ void* PluginHandles::Wrap(void* real, const Extent& part, Way way, Registered* r
   const std::lock_guard lock(mutex_);
   Handle* const made = Take(region);
   if (made == nullptr) return record->pins = "there are too many", nullptr;
+  try {
+    by_region_[region] = made;
+  } catch (...) {
+    made->region = {};
+    throw;
+  }
   record->region = region;
   way.gate->SetPlugin(way.plugin);
   made->part = part;
   made->way = std::move(way);
   made->real.store(real, std::memory_order_release);
-  return by_region_[region] = made;
+  return made;
 }
 
 int PluginHandles::GiveUp(void* handle, const std::function<int(void*)>& make_call) {
@@ -91,7 +97,13 @@ int PluginHandles::GiveUp(void* handle, const std::function<int(void*)>& make_ca
 void PluginHandles::Closed(const void* connection) {
   const std::lock_guard lock(mutex_);
   for (const auto& [region, handle] : by_region_)
-    if (handle->way.connection == connection) handle->way.again = nullptr;
+    if (handle->way.connection == connection) handle->way.undo = nullptr, handle->way.again = nullptr;
+}
+
+void PluginHandles::Unloaded(const PluginGate* gate) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [region, handle] : by_region_)
+    if (handle->way.gate == gate) handle->way.undo = nullptr, handle->way.again = nullptr;
 }
 
 // ---- what a pause and a resume ask for
@@ -109,6 +121,9 @@ Status PluginHandles::Deregister(RegionId region) {
   if (real == nullptr) return {};
   const Handle& one = **found;
   if (!one.way.gate->IsShut()) return {Code::kInvalid, fmt::format("the gate of {} is not shut", one.way.plugin)};
+  if (one.way.undo == nullptr)
+    return {Code::kIo, fmt::format("{} at {} was still registered when its connection was closed", FormatBytes(one.part.bytes),
+                                   Hex(one.part.address))};
   if (const int result = one.way.undo(real); result != 0)
     return {Code::kIo, fmt::format("{} did not deregister {} at {}: its deregMr answered {}", one.way.plugin,
                                    FormatBytes(one.part.bytes), Hex(one.part.address), result)};

@@ -73,7 +73,8 @@ class PluginHandles {
   void* Wrap(void* real, const Extent& part, Way way, Registered* record);
   // Undoes the registration behind `handle` by `make_call`, as deregMr; without one behind it, succeeds.
   int GiveUp(void* handle, const std::function<int(void*)>& make_call);
-  void Closed(const void* connection);  // its handles come back no more
+  void Closed(const void* connection);    // its handles are neither undone nor done again
+  void Unloaded(const PluginGate* gate);  // the same of all connections of a plugin
 
   // The plugin's handle of today; null while there is none.
   [[nodiscard]] void* Real(void* handle) const {

@@ -159,14 +159,20 @@ void Registrations::Add(RegionKey key, Extent part, const char* how, int descrip
   if (library.empty() && key.registrar != Registrar::kGdrCopy) CardBuffers::ThreadUsesCard();  // GDRCopy is no card
   const std::lock_guard lock(mutex_);
   Region& region = regions_[key];
-  region.held.parts.reserve(region.held.parts.size() + 1);  // once it is recorded no memory is needed
-  ++region.uses;
   const Export* const exported = FindIn(exported_, descriptor);
-  // Memory that is not AMem's is not recorded.
   const unsigned long long flags = exported == nullptr ? 0 : exported->flags;
   const RegionId id = record.region;
   if (id) record.flags = flags;
-  if (!Note(part, ByDmaBuf(how, flags), library, std::move(record))) return;
+  bool noted = false;
+  try {
+    region.held.parts.reserve(region.held.parts.size() + 1);  // once it is recorded no memory is needed
+    noted = Note(part, ByDmaBuf(how, flags), library, std::move(record));
+  } catch (...) {
+    if (region.uses == 0) regions_.erase(key);
+    throw;
+  }
+  ++region.uses;
+  if (!noted) return;  // memory that is not AMem's is not recorded
   region.held.parts.push_back(part);
   region.held.library = std::move(library);
   region.held.region = id;

@@ -34,6 +34,26 @@ constexpr auto kAttributeSet = [](CUresult result, const void*, CUpointer_attrib
                                           static_cast<std::int32_t>(result)});
 };
 
+// A library's calls that are a part of a network plugin's registration are recorded as that, and AMem makes some itself while
+// all others wait.
+template <class Ours>
+struct ByAnotherThanPlugin : ByAnother<Ours> {
+  template <class R, class... A>
+  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
+    return OfPlugin::now > 0 ? real(arguments...) : ByAnother<Ours>::Call(real, arguments...);
+  }
+};
+// The function that was found for NCCL or, if it has looked up none, for another library; null: for neither. NCCL looks all
+// functions up before it registers anything.
+template <class Replaced>
+auto RealOf() {
+  using Function = typename decltype(replacements::TypeOf<Replaced>())::type;
+  for (const auto* reals : {&replacements::Thunk<Replaced>::reals, &replacements::Thunk<ByAnotherThanPlugin<Replaced>>::reals})
+    for (const auto& real : *reals)
+      if (void* const found = real.load()) return reinterpret_cast<Function*>(found);
+  return static_cast<Function*>(nullptr);
+}
+
 // AMem only passes the protection domain and region on, so it needs no types of ibverbs.
 void* Refused() {
   errno = EBUSY;
@@ -149,19 +169,17 @@ struct DeregisterHandle : Named<Name> {
 };
 using DeregMr = DeregisterHandle<"ibv_dereg_mr", Registrar::kVerbs>;  // also of what mlx5dv_reg_dmabuf_mr gave
 using UmemDereg = DeregisterHandle<"mlx5dv_devx_umem_dereg", Registrar::kUserMemory>;
-// NCCL looks all functions up before it registers anything.
 template <class Replaced>
-DeregisterCall* RealOf() {
-  for (const auto& real : replacements::Thunk<Replaced>::reals)
-    if (void* const found = real.load()) return reinterpret_cast<DeregisterCall*>(found);
-  return [](void*) { return ENOSYS; };
+DeregisterCall* RealOrNone() {
+  const auto found = RealOf<Replaced>();
+  return found != nullptr ? found : [](void*) { return ENOSYS; };
 }
-DeregisterCall* RealDeregister() { return RealOf<DeregMr>(); }
+DeregisterCall* RealDeregister() { return RealOrNone<DeregMr>(); }
 void GiveBack(Registrar registrar, void* region) {
   if (registrar == Registrar::kVerbs)
     DeregMr::Call(RealDeregister(), region);
   else
-    UmemDereg::Call(RealOf<UmemDereg>(), region);
+    UmemDereg::Call(RealOrNone<UmemDereg>(), region);
 }
 
 struct RegMrEx : Instead<RegMrEx, "ibv_reg_mr_ex"> {
@@ -229,6 +247,11 @@ struct UmemRegEx : Instead<UmemRegEx, "mlx5dv_devx_umem_reg_ex"> {
 struct GdrHandle {
   unsigned long value;
 };
+struct GdrUnpin : Instead<GdrUnpin, "gdr_unpin_buffer"> {
+  static int With(const Pass<int>& pass, void*, GdrHandle handle) {
+    return Deregister({Registrar::kGdrCopy, handle.value}, pass);
+  }
+};
 // The versions differ in the arguments between size and handle.
 template <Text Name, class... Middle>
 struct PinForGdr : Named<Name> {
@@ -238,42 +261,43 @@ struct PinForGdr : Named<Name> {
     const Registering gate("gdr_pin_buffer", part);
     if (gate.refused()) return EBUSY;
     const int result = real(gdr, address, bytes, middle..., handle);
-    if (result == 0 && handle != nullptr)
-      Forever<Registrations>().Add({Registrar::kGdrCopy, handle->value}, part, "gdr_pin_buffer");
-    return result;
+    if (result != 0 || handle == nullptr) return result;
+    const auto add = [&] {
+      return Forever<Registrations>().Add({Registrar::kGdrCopy, handle->value}, part, "gdr_pin_buffer"), Status();
+    };
+    if (OrNoMemory(add).ok()) return 0;
+    if (auto* const unpin = RealOf<GdrUnpin>()) unpin(gdr, *handle);  // it must not be pinned without a record
+    return ENOMEM;
   }
 };
 using GdrPin = PinForGdr<"gdr_pin_buffer", std::uint64_t, std::uint32_t>;
 using GdrPin2 = PinForGdr<"gdr_pin_buffer_v2", std::uint32_t>;
 
-struct GdrUnpin : Instead<GdrUnpin, "gdr_unpin_buffer"> {
-  static int With(const Pass<int>& pass, void*, GdrHandle handle) {
-    return Deregister({Registrar::kGdrCopy, handle.value}, pass);
-  }
-};
-
 // GPUDirect Storage. A registration is known by its address.
 struct FileError {  // CUfileError_t
   int file, driver;
 };
-struct FileRegister : Instead<FileRegister, "cuFileBufRegister"> {
-  static constexpr int kInvalid = 5022;  // CU_FILE_INVALID_VALUE
-  static FileError WithoutMemory() { return {kInvalid, 0}; }
-  static FileError With(const Pass<FileError>& pass, const void* address, size_t bytes, int) {
-    const Extent part = PartAt(address, bytes);
-    const Registering gate(kName, part);
-    if (gate.refused()) return {kInvalid, 0};
-    const FileError result = pass();
-    if (result.file == 0 && gate.concerns()) Forever<Registrations>().Add(KeyOf(Registrar::kFile, address), part, kName);
-    return result;
-  }
-};
+constexpr FileError kFileInvalid{5022, 0};  // CU_FILE_INVALID_VALUE
 struct FileDeregister : Instead<FileDeregister, "cuFileBufDeregister"> {
-  static FileError WithoutMemory() { return FileRegister::WithoutMemory(); }
+  static FileError WithoutMemory() { return kFileInvalid; }
   static FileError With(const Pass<FileError>& pass, const void* address) {
     FileError result{};
     Deregister(KeyOf(Registrar::kFile, address), [&] { return (result = pass()).file; });
     return result;
+  }
+};
+struct FileRegister : Instead<FileRegister, "cuFileBufRegister"> {
+  static FileError WithoutMemory() { return kFileInvalid; }
+  static FileError With(const Pass<FileError>& pass, const void* address, size_t bytes, int) {
+    const Extent part = PartAt(address, bytes);
+    const Registering gate(kName, part);
+    if (gate.refused()) return kFileInvalid;
+    const FileError result = pass();
+    if (result.file != 0 || !gate.concerns()) return result;
+    const auto add = [&] { return Forever<Registrations>().Add(KeyOf(Registrar::kFile, address), part, kName), Status(); };
+    if (OrNoMemory(add).ok()) return result;
+    if (auto* const deregister = RealOf<FileDeregister>()) deregister(address);
+    return kFileInvalid;
   }
 };
 
@@ -331,14 +355,5 @@ std::span<const replacements::Replacement> CountedCardReplacements() {
   return replacements::Table<OpenDevice, CloseDevice, CreatePair, DestroyPair>();
 }
 
-// A library's calls that are a part of a network plugin's registration are recorded as that, and AMem makes some itself while
-// all others wait.
-template <class Ours>
-struct ByAnotherThanPlugin : ByAnother<Ours> {
-  template <class R, class... A>
-  static R Call(R (*real)(A...), std::type_identity_t<A>... arguments) {
-    return OfPlugin::now > 0 ? real(arguments...) : ByAnother<Ours>::Call(real, arguments...);
-  }
-};
 std::span<const replacements::Replacement> VerbsOfOthers() { return Table<ByAnotherThanPlugin>(); }
 }  // namespace amem::intercept

@@ -26,9 +26,11 @@ NAME(gdr_unpin_buffer)
 SHOWN int stand_in_plugin_result;           // what registering and its undoing answer
 SHOWN std::size_t stand_in_plugin_bytes;    // of the last registration
 SHOWN std::uint64_t stand_in_plugin_flags;  // of the last symmetric one
+SHOWN int stand_in_plugin_held;             // registrations that were not undone
 SHOWN void* stand_in_plugin_same_handle;    // not null: the handle of every registration
 int stand_in_plugin_result = 0;
 std::size_t stand_in_plugin_bytes = 0;
+int stand_in_plugin_held = 0;
 std::uint64_t stand_in_plugin_flags = 0;
 void* stand_in_plugin_same_handle = nullptr;
 
@@ -45,6 +47,7 @@ namespace {
 
 int Registered(void* data, std::size_t bytes, void** handle) {
   stand_in_plugin_bytes = bytes;
+  if (stand_in_plugin_result == 0) ++stand_in_plugin_held;
   if (stand_in_plugin_result == 0) *handle = stand_in_plugin_same_handle != nullptr ? stand_in_plugin_same_handle : data;
   return stand_in_plugin_result;
 }
@@ -58,7 +61,10 @@ int RegMrInt(void*, void* data, int bytes, int, void** handle) {
 int RegMrDmaBuf(void*, void* data, std::size_t bytes, int, std::uint64_t, int, void** handle) {
   return Registered(data, bytes, handle);
 }
-int DeregMr(void*, void*) { return stand_in_plugin_result; }
+int DeregMr(void*, void*) {
+  if (stand_in_plugin_result == 0) --stand_in_plugin_held;
+  return stand_in_plugin_result;
+}
 void* const kNothing = reinterpret_cast<void*>(&Nothing);
 
 constexpr std::size_t kInit = 0, kRegMr = 6;  // behind the name

@@ -241,6 +241,29 @@ TEST_F(CardsTest, what_other_threads_register_pins_and_the_reason_is_known) {
   pins([](const Work& work) { OnThread(&RunJob, [&] { OnThread(&RunJob, work); }); }, other);
 }
 
+// The dma-buf pins first, by nobody, and the card is known only after it.
+TEST_F(CardsTest, the_card_and_the_reason_are_known_of_what_is_registered_by_dma_buf) {
+  const auto make = Driver<decltype(cuMemGetHandleForAddressRange)>("cuMemGetHandleForAddressRange");
+  const auto reg = Verbs(
+      "ibv_reg_dmabuf_mr", +[](void* domain, std::uint64_t, size_t bytes, std::uint64_t at, int, int access) {
+        return test::RegisterRegion(domain, reinterpret_cast<void*>(at), bytes, access);
+      });
+  Connect();
+  buffer_ = Buffer(kBytes);
+  int descriptor = -1;
+  ASSERT_EQ(make(&descriptor, buffer_, kBytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0), CUDA_SUCCESS);
+  auto* const region = static_cast<verbs::Region*>(reg(&domain_, 0, kBytes, buffer_, descriptor, 7));
+  ASSERT_EQ(::close(descriptor), 0);
+  const Registration noted = Now().registrations.at({Address{buffer_}, ""});
+  EXPECT_EQ(noted.count, 1U);
+  EXPECT_EQ(noted.card, "mlx5_7");
+  EXPECT_EQ(noted.pins, "it was not registered by the thread that serves a communicator's connections");
+  PauseStays();
+  Resume();
+  EXPECT_EQ(dereg_mr(region), 0);
+  EXPECT_TRUE(Now().registrations.empty());
+}
+
 TEST_F(CardsTest, a_thread_that_a_part_of_a_group_starts_to_serve_connections_is_known) {
   OnThread(&RunJob, [&] {
     OnThread(&RunWork, [&] {
@@ -998,6 +1021,33 @@ TEST_F(CardsTest, a_tag_and_its_pause_know_nothing_of_it) {
   EXPECT_EQ(Poll(), 1);
 }
 
+TEST_F(CardsTest, of_pairs_that_have_ended_only_the_last_are_retained) {
+  intercept::Card& card = *Forever<intercept::Cards>().CardOf(context_);
+  verbs::Pair pair{};
+  std::weak_ptr<intercept::CountedPair> first;
+  for (std::uint32_t i = 0; i < 5000; ++i) {
+    pair.number = 1000 + i % 300;
+    card.Add(pair, {});
+    const auto ended = card.Remove(pair.number);
+    ASSERT_NE(ended, nullptr);
+    if (i == 0) first = ended;
+    if (i == 1000) {
+      EXPECT_FALSE(first.expired()) << "a thread may still count there";
+    }
+  }
+  EXPECT_TRUE(first.expired());
+}
+
+TEST_F(CardsTest, a_pair_of_a_number_whose_last_pair_was_not_seen_to_end_is_counted) {
+  MakeConnection();
+  intercept::Card& card = *Forever<intercept::Cards>().CardOf(context_);
+  card.Add(*pair_, {});
+  EXPECT_EQ(Post(pair_, Key()), 0);
+  g_card.CompleteAll();
+  EXPECT_EQ(Poll(), 1);
+  PauseLeaves();
+}
+
 #ifndef AMEM_SANITIZED  // tests/without_memory.cpp
 using test::WithMemory;
 using test::WithoutMemory;
@@ -1075,19 +1125,71 @@ TEST_F(CardsWithoutMemory, a_device_and_a_pair_are_given_to_nccl_and_taken_back)
 }
 
 TEST_F(CardsWithoutMemory, a_pair_that_could_not_be_counted_keeps_all_of_its_card) {
-  MakeConnection();
   verbs::PairWanted wanted{};
-  verbs::Pair* pair = nullptr;
-  {
-    const WithoutMemory none;
-    pair = make_pair_(&domain_, &wanted);
-  }
-  ASSERT_NE(pair, nullptr);
-  EXPECT_EQ(Post(pair, Key()), 0);
-  g_card.CompleteAll();
-  EXPECT_EQ(Poll(), 1);
-  PauseStays();
-  EXPECT_EQ(end_pair_(pair), 0);
+  Each([&](const auto& without) {
+    MakeConnection();
+    // Of a page of numbers that is not there yet. Whatever is freed meanwhile is used again.
+    g_card.next_pair += 256;
+    verbs::Pair* const pair = without([&] { return make_pair_(&domain_, &wanted); });
+    const bool counted = !WithoutMemory::HasRefused();
+    const std::string used(sizeof(intercept::CountedPair) - 1, 'x');
+    ASSERT_NE(pair, nullptr);
+    EXPECT_EQ(Post(pair, Key()), 0);
+    g_card.CompleteAll();
+    EXPECT_EQ(Poll(), 1);
+    g_card.deregistrations = 0;
+    counted ? PauseLeaves() : PauseStays();
+    Resume();
+    EXPECT_EQ(used, std::string(used.size(), 'x'));
+    EXPECT_EQ(end_pair_(pair), 0);
+    EXPECT_EQ(dereg_mr(std::exchange(region_, nullptr)), 0);
+    for (verbs::Pair* const one : std::exchange(pairs_, {})) EXPECT_EQ(destroy_qp(one), 0);
+    EXPECT_EQ(close_device(context_), 0);  // on a card that is opened anew the pairs are counted again
+    domain_.context = context_ = open_device(&device_);
+  });
+}
+
+int g_pinned = 0;
+struct FileAnswer {  // CUfileError_t
+  int file, driver;
+};
+
+TEST_F(CardsWithoutMemory, what_is_pinned_for_copies_and_files_is_recorded_or_undone) {
+  const CUdeviceptr buffer = Buffer(kBytes);
+  const auto pin = Verbs(
+      "gdr_pin_buffer_v2", +[](void*, unsigned long, size_t, std::uint32_t, unsigned long* handle) {
+        *handle = 5;
+        return ++g_pinned, 0;
+      });
+  const auto unpin = Verbs(
+      "gdr_unpin_buffer", +[](void*, unsigned long) { return --g_pinned, 0; });
+  const auto reg = Verbs(
+      "cuFileBufRegister", +[](const void*, size_t, int) {
+        return ++g_pinned, FileAnswer{0, 0};
+      });
+  const auto dereg = Verbs(
+      "cuFileBufDeregister", +[](const void*) {
+        return --g_pinned, FileAnswer{0, 0};
+      });
+  unsigned long handle = 0;
+  const auto is_recorded = [&](bool made) {
+    EXPECT_EQ(g_pinned, made ? 1 : 0);
+    EXPECT_EQ(Below(buffer).pinned, made ? 1U : 0U);
+    return made;
+  };
+  Each([&](const auto& without) {
+    if (is_recorded(without([&] { return pin(nullptr, buffer, kBytes, 0, &handle); }) == 0)) {
+      EXPECT_EQ(unpin(nullptr, handle), 0);
+    }
+    is_recorded(false);
+  });
+  Each([&](const auto& without) {
+    const auto* const at = reinterpret_cast<const void*>(buffer);
+    if (is_recorded(without([&] { return reg(at, kBytes, 0); }).file == 0)) {
+      EXPECT_EQ(dereg(at).file, 0);
+    }
+    is_recorded(false);
+  });
 }
 
 TEST_F(CardsWithoutMemory, the_card_keeps_no_region_that_nccl_was_not_given_or_has_given_back) {

@@ -1,9 +1,16 @@
 // Network plugins: what one registers with its card stays where it is during a pause, and NCCL does not notice that it is seen.
+#include <dlfcn.h>
+#include <sys/mman.h>
+
 #include <cstring>
+#include <filesystem>
+#include <set>
 #include <string>
 
 #include "ncclpatch/intercept/registrations.h"
+#include "tests/journal/temporary.h"
 #include "tests/ncclpatch/intercept/intercepted.h"
+#include "tests/without_memory.h"
 
 namespace amem {
 namespace {
@@ -226,6 +233,68 @@ TEST_F(PluginTest, nccl_gets_our_function_for_every_name_that_registers) {
   EXPECT_EQ(look_up(plugin_, "ibv_open_device"), dlsym(plugin_, "ibv_open_device"));
   EXPECT_EQ(look_up(plugin_, "gdr_no_such_function"), nullptr);
 }
+
+// NCCL does so with its last communicator. Another library may lie where the plugin was.
+TEST_F(PluginTest, one_that_is_unloaded_and_loaded_again_and_again_is_seen_each_time) {
+  const test::TemporaryDirectory directory;
+  const auto look_up = Nccl<void*(void*, const char*)>("stand_in_nccl_look_up");
+  constexpr std::uintptr_t kPage = 4096;
+  std::set<void*> places;
+  for (int i = 0; i < 40; ++i) {
+    const auto copy = directory.path() / ("libnccl-net-" + std::to_string(i) + ".so");
+    std::filesystem::copy_file(AMEM_NET_PLUGIN, copy);
+    void* const plugin = dlopen(copy.c_str(), RTLD_NOW | RTLD_LOCAL);
+    ASSERT_NE(plugin, nullptr) << dlerror();
+    auto** const own = static_cast<void**>(dlsym(plugin, "ncclNetPlugin_v8"));
+    auto** const table = static_cast<void**>(look_up(plugin, "ncclNetPlugin_v8"));
+    ASSERT_NE(table, own) << i;
+    places.insert(own);
+    void* handle = nullptr;
+    EXPECT_EQ(Function<RegMr>(table, 7)(nullptr, pointer(), kBytes, 2, &handle), 0);
+    EXPECT_EQ(Registrations(), 1U);
+    EXPECT_EQ(Function<DeregMr>(table, 9)(nullptr, handle), 0);
+    ASSERT_EQ(dlclose(plugin), 0);
+    auto* const page = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(own) / kPage * kPage);
+    ASSERT_EQ(mmap(page, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0), page);
+  }
+  EXPECT_EQ(places.size(), 40U);
+  EXPECT_FALSE(APauseKeepsIt());
+  EXPECT_EQ(session().CopyState().kept_whole, "");
+}
+
+#ifndef AMEM_SANITIZED  // tests/without_memory.cpp
+// What NCCL gets is recorded; what it does not get the card does not hold.
+TEST_F(PluginTest, without_memory_a_registration_is_recorded_or_undone) {
+  void** const table = Table("ncclNetPlugin_v8");
+  int& held = Switch<int>("stand_in_plugin_held");
+  const auto reg = Function<RegMr>(table, 7);
+  const auto reg_dma_buf = Function<RegDmaBuf>(table, 8);
+  const auto each = [&](const auto& call) {
+    bool refused = true;
+    for (std::uint64_t spared = 0; refused && !HasFailure(); ++spared) {
+      SCOPED_TRACE(spared);
+      ASSERT_LT(spared, 1000U);
+      void* handle = nullptr;
+      int result = 0;
+      {
+        const test::WithoutMemory none(spared, 1);
+        result = call(&handle);
+        refused = test::WithoutMemory::HasRefused();
+      }
+      EXPECT_EQ(held, result == 0 ? 1 : 0) << result;
+      EXPECT_EQ(Registrations(), result == 0 ? 1U : 0U);
+      if (result == 0) {
+        EXPECT_EQ(Function<DeregMr>(table, 9)(nullptr, handle), 0);
+      }
+      EXPECT_EQ(Registrations(), 0U);
+      EXPECT_EQ(held, 0);
+    }
+  };
+  each([&](void** handle) { return reg(nullptr, pointer(), kBytes, 2, handle); });
+  each([&](void** handle) { return reg_dma_buf(nullptr, pointer(), kBytes, 2, 0, 77, handle); });
+  EXPECT_EQ(session().CopyState().broken, "");
+}
+#endif
 
 // The last test, because it holds for the rest of the process.
 TEST_F(PluginTest, under_a_plugin_of_an_unknown_version_all_memory_stays_and_pauses_work) {

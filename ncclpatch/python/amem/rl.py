@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 
-from . import _account, _adopt, _calls, _library, _pools, _tags, _training, frameworks
+from . import _account, _adopt, _calls, _library, _pools, _requests, _tags, _training, frameworks
 
 _log = logging.getLogger("amem")
 FLAG = "--rl-amem-offload-during-rollout"
@@ -109,6 +109,7 @@ class _Tags:
 
     def pause_nccl(self):
         """A rank that comes minutes after the others would fail the pause of all; a job without AMem would wait for it."""
+        _requests.await_pause()  # an interrupt while it waits leaves nothing of NCCL's to bring back
         self._nccl_paused = True
         try:
             return self._want.pause(_tags.NCCL)
@@ -359,6 +360,8 @@ class RolloutOffload:
         self._check_discarded()
         _pools.empty_cache()
         with_nccl = nccl and self._nccl and frameworks.nccl_is_under_amem()  # before, because asking may fail
+        if with_nccl:
+            _requests.await_pause()  # before anything is paused that an interrupt would have to bring back
         self._paused = True
         try:
             freed = self._tags.pause()

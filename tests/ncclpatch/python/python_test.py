@@ -731,6 +731,43 @@ assert seen == [[0], 0, before], (seen, before)
         )
 
     @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
+    def test_an_adapter_that_is_interrupted_while_it_waits_for_the_resume_has_nothing_to_bring_back(self):
+        self.ask(
+            """
+class Interrupted(Exception):
+    pass
+def interrupt(*_):
+    raise Interrupted
+ended = []
+def serve():
+    while not ended:
+        amem.safepoint()
+        time.sleep(0.001)
+worker = threading.Thread(target=serve)
+worker.start()
+before = in_use()
+assert tool("pause").wait() == 0
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+began = time.monotonic()
+try:
+    amem.frameworks.pause_nccl()
+    raise AssertionError("it paused")
+except Interrupted:
+    pass
+amem.frameworks.resume_nccl()  # as on the way out, and waits for nobody
+assert time.monotonic() - began < 3
+assert tool("resume").wait() == 0
+assert in_use() == before
+assert amem.frameworks.pause_nccl() and in_use() == 0
+amem.frameworks.resume_nccl()
+assert in_use() == before
+ended.append(True)
+worker.join()
+"""
+        )
+
+    @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
     def test_signal_handlers_run_while_it_waits_and_ctrl_c_leaves(self):
         self.ask(
             """

@@ -9,7 +9,7 @@ import importlib
 import logging
 import pkgutil
 
-from .. import _calls, _library, _pools, _tags
+from .. import _calls, _library, _pools, _requests, _tags
 
 _log = logging.getLogger("amem")
 _want = _tags.Want()
@@ -55,6 +55,7 @@ def pause_nccl():
     global _paused
     if _paused or not nccl_is_under_amem():
         return _paused
+    _requests.await_pause()  # an interrupt while it waits leaves nothing to bring back
     _paused = True  # before, so that an interrupt that comes when it is paused leaves it to resume_nccl()
     try:
         _want.pause(_tags.NCCL)

@@ -39,11 +39,28 @@ HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
 
+def ignored_by_parent(number):
+    """Whether this process has probably started with that signal ignored, which Python has overwritten: its parent ignores it, as a shell after
+    trap or a service manager does. A Python that ignores it for itself starts others without."""
+    parent = "/proc/%d/" % os.getppid()
+    try:
+        if os.path.basename(os.readlink(parent + "exe")).startswith("python"):
+            return False
+    except OSError:  # of another user
+        pass
+    try:
+        with open(parent + "status") as file:
+            return any(line.startswith("SigIgn:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in file)
+    except (OSError, ValueError, IndexError):
+        return False
+
+
 def restore_signals():
     """Of what Python ignores for itself. A program that takes the place of this process would go on ignoring them: `yes | head` would never end."""
     for name in ("SIGPIPE", "SIGXFSZ", "SIGXFZ"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        number = getattr(signal, name, None)
+        if number is not None and not ignored_by_parent(number):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def fail(text, code=MISSING):

@@ -273,6 +273,15 @@ class Command(unittest.TestCase):
                                   env={**os.environ, "PYTHONPATH": folder})
             self.assertEqual((done.returncode, done.stdout), (0, wanted), done.stderr)
 
+    def test_a_program_goes_on_ignoring_what_its_service_manager_or_shell_ignores(self):
+        show = "grep SigIgn /proc/self/status"
+        command = "%s; %s -B -m amem run -- sh -c '%s'; true"
+        environment = {**os.environ, "PYTHONPATH": PACKAGE, "AMEM_ENABLE": "0"}
+        for before in ("trap '' PIPE", "true"):
+            seen = [subprocess.run(["sh", "-c", line], env=environment, capture_output=True, text=True, check=True).stdout
+                    for line in ("%s; %s" % (before, show), command % (before, sys.executable, show))]
+            self.assertEqual(seen[0], seen[1], before)
+
     @staticmethod
     def without_amem(arguments):
         return "amem: AMEM_ENABLE=0, so the command is started without AMem\n" * (arguments[0] == "run")

@@ -136,25 +136,27 @@ bool RequestDesk::HoldsOwnPauses() {
   return HoldsOwnPausesOf(status_);
 }
 
+void RequestDesk::SetOwnPauseLocked(OwnPause own) {
+  if (std::exchange(status_.own_pause, own) != own && notify_) notify_();
+}
+
 bool RequestDesk::BeginOwnPause() {
-  bool may = false;
-  ChangeStatus([&](RankStatus& mine) {
-    may = !HoldsOwnPausesOf(mine);
-    if (may && mine.own_pause == OwnPause::kNo) mine.own_pause = OwnPause::kPausing;
-  });
-  return may;
+  const std::lock_guard lock(mutex_);
+  if (HoldsOwnPausesOf(status_)) return false;
+  if (status_.own_pause == OwnPause::kNo) SetOwnPauseLocked(OwnPause::kPausing);
+  return true;
 }
 
 // Another thread may have ended one of its own meanwhile, or have begun to resume.
 void RequestDesk::EndOwnPause(bool holds) {
-  ChangeStatus([&](RankStatus& mine) {
-    if (holds && mine.own_pause != OwnPause::kResuming) mine.own_pause = OwnPause::kPaused;
-    if (!holds && mine.own_pause == OwnPause::kPausing) mine.own_pause = OwnPause::kNo;
-  });
+  const std::lock_guard lock(mutex_);
+  if (holds && status_.own_pause != OwnPause::kResuming) SetOwnPauseLocked(OwnPause::kPaused);
+  if (!holds && status_.own_pause == OwnPause::kPausing) SetOwnPauseLocked(OwnPause::kNo);
 }
 
 void RequestDesk::SetOwnPause(OwnPause own) {
-  ChangeStatus([&](RankStatus& mine) { mine.own_pause = own; });
+  const std::lock_guard lock(mutex_);
+  SetOwnPauseLocked(own);
 }
 
 OwnPause RequestDesk::OwnPauseNow() {
@@ -163,12 +165,10 @@ OwnPause RequestDesk::OwnPauseNow() {
 }
 
 bool RequestDesk::BeginOwnResume() {
-  bool may = false;
-  ChangeStatus([&](RankStatus& mine) {
-    may = safe_points.asked() == 0;
-    if (may && mine.own_pause != OwnPause::kNo) mine.own_pause = OwnPause::kResuming;
-  });
-  return may;
+  const std::lock_guard lock(mutex_);
+  if (safe_points.asked() != 0) return false;
+  if (status_.own_pause != OwnPause::kNo) SetOwnPauseLocked(OwnPause::kResuming);
+  return true;
 }
 
 // ---- between launches ------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class RequestDesk {
   // False: so it is. True: the status of an own pause says that it is under way.
   [[nodiscard]] bool BeginOwnPause();
   void EndOwnPause(bool holds);
-  void SetOwnPause(OwnPause own);
+  void SetOwnPause(OwnPause own);  // these three, and BeginOwnResume, need no memory
   // The tool counts a rank that its own program has paused as arrived, so the lock is held while this checks for a request.
   // False: there is one. True: there is none, and the status of an own pause now says that the rank resumes it.
   [[nodiscard]] bool BeginOwnResume();
@@ -109,6 +109,7 @@ class RequestDesk {
     Deadline void_after{};                     // unless that tool sends something before
   };
   void SetAskedLocked(std::uint64_t request);
+  void SetOwnPauseLocked(OwnPause own);
 
   const ServeTimes times_;
   alignas(64) std::mutex mutex_;  // over all below

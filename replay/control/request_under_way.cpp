@@ -99,7 +99,8 @@ RequestUnderWay::Next RequestUnderWay::AdvanceIdle(const Order& order, std::uint
     return Next::kGoOn;
   }
   if (step == kBetweenLaunches) return order.launches.version != 0 ? HoldLaunches(order, own) : Next::kGoOn;
-  if (step == kOwnResume || own == OwnPause::kPaused) return Arrive(order, step, own, true);
+  if (own == OwnPause::kPaused) return Arrive(order, step, own, true);
+  if (step == kOwnResume) return Next::kGoOn;  // it would resume what is not paused any more, and comes for no request
   if (order.stage == Stage::kCome && (order.target == 0 || step > order.target)) {
     desk_.Report(Phase::kHeld, Stage::kCome, [step](RankStatus& mine) { mine.at = step; });
     return Next::kWait;

@@ -85,13 +85,25 @@ void ServiceLoop::Post(std::function<void()> work) {
   SignalEvent(command_.get());
 }
 
+void ServiceLoop::Signal() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    signaled_ = true;
+  }
+  SignalEvent(command_.get());
+}
+
 void ServiceLoop::RunCommands() {
   std::deque<std::function<void()>> commands;
+  bool signaled = false;
   {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
+    signaled = std::exchange(signaled_, false) && !stopping_;
   }
   for (const auto& command : commands) command();
+  if (signaled) Guarded([this] { client_.Signaled(); });
 }
 
 // ---- descriptors -----------------------------------------------------------------------------------------------------------

@@ -705,6 +705,24 @@ TEST_F(RankControlTest, a_pause_that_has_begun_without_it_is_none_for_one_that_r
   EXPECT_TRUE(memory.calls.empty());
 }
 
+// The request that had paused the rank has ended, and the next one came before the thread could see that.
+TEST_F(RankControlTest, a_thread_that_would_resume_what_is_back_comes_for_no_request) {
+  AskFor(1, Ask::kPause, 5);
+  EXPECT_FALSE(control->MayResume(true)) << "another thread has to come";
+  EXPECT_NE(phase(), Phase::kArrived);
+  ASSERT_FALSE(GoesOnAt(5));
+  EXPECT_EQ(phase(), Phase::kArrived);
+  Allow(Stage::kNccl);
+  EXPECT_FALSE(GoesOnAt(5));
+  EXPECT_EQ(phase(), Phase::kPaused);
+  EXPECT_EQ(memory.calls, (Calls{"pause NCCL"}));
+  EXPECT_FALSE(control->MayResume(true));
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  EXPECT_TRUE(GoesOnAt(5));
+  EXPECT_TRUE(control->MayResume(true));
+}
+
 TEST_F(RankControlTest, a_resume_where_nothing_is_paused_is_settled_at_once) {
   AskFor(1, Ask::kResume);
   EXPECT_TRUE(GoesOnAt(5));

@@ -155,6 +155,8 @@ Status Undone(Session& session, std::span<const Named> done, const Request& requ
       continue;
     }
     const Status undone = OrNoMemory([&] { return CycleOf(session, *tag, back, true); });
+    // What stays paused nevertheless is nobody's, so that whoever resumes it next may.
+    if (!undone.ok() && request.want && request.pause() != nullptr) Wants::Get().LetGo(tag->pool, *request.want);
     static_cast<void>(OrNoMemory([&] {
       words += fmt::format("; tag {} {} {} again", tag->name, request.waits() || !tag->pool ? "was" : "is being",
                            back.pause() != nullptr ? "paused" : "resumed");
@@ -195,13 +197,16 @@ Status Cycle(std::span<const char* const> names, const Request& request) {
   std::vector<Named> done;
   done.reserve(tags.size());  // before anything is changed, too
   for (Named& tag : tags) {
-    tag.kept = session->Inspect([&](const State& state) {
-      const auto* const pool = FindIn(state.pools, tag.pool);
-      return pool != nullptr && pool->keeps;
+    bool named = false;
+    const Status status = OrNoMemory([&] {
+      tag.kept = session->Inspect([&](const State& state) {
+        const auto* const pool = FindIn(state.pools, tag.pool);
+        return pool != nullptr && pool->keeps;
+      });
+      tag.changed = Changes(*session, tag, request.kind());
+      named = request.want && Wants::Get().IsNamedBy(tag.pool, *request.want);
+      return CycleOf(*session, tag, request);
     });
-    tag.changed = Changes(*session, tag, request.kind());
-    const bool named = request.want && Wants::Get().IsNamedBy(tag.pool, *request.want);
-    const Status status = OrNoMemory([&] { return CycleOf(*session, tag, request); });
     if (!status.ok()) return Undone(*session, done, request, status);
     if (tag.changed || !named) done.push_back(std::move(tag));
   }

@@ -83,12 +83,13 @@ Status Wants::Resume(PoolId scope, std::optional<WantId> want, std::optional<Dea
 
 bool Wants::IsNamedBy(PoolId scope, WantId want) {
   const std::lock_guard lock(mutex_);
-  return scopes_[scope].wants.contains(want);
+  const auto found = scopes_.find(scope);
+  return found != scopes_.end() && found->second.wants.contains(want);
 }
 
 void Wants::LetGo(PoolId scope, WantId want) {
   const std::lock_guard lock(mutex_);
-  scopes_[scope].wants.erase(want);
+  if (const auto found = scopes_.find(scope); found != scopes_.end()) found->second.wants.erase(want);
 }
 
 }  // namespace amem

@@ -67,27 +67,28 @@ constexpr std::string_view kCaches[] = {"active_file", "inactive_file", "slab_re
 constexpr Version kFirst{"sys/fs/cgroup/memory", kLimit, "memory.usage_in_bytes", kFiles};
 constexpr Version kSecond{"sys/fs/cgroup", kLimits, "memory.current", kCaches};
 
-void ConsiderGroup(const std::filesystem::path& group, const Version& version, std::optional<HostRoom>& least) {
-  const auto used = NumberIn(group / version.usage);
+void ConsiderGroup(const std::string& group, const Version& version, std::optional<HostRoom>& least) {
+  const auto used = NumberIn(fmt::format("{}/{}", group, version.usage));
   if (!used) return;
-  const Bytes taken = *used - std::min(*used, SumBehind(group / "memory.stat", version.reclaimable).value_or(0));
+  const Bytes taken = *used - std::min(*used, SumBehind(group + "/memory.stat", version.reclaimable).value_or(0));
   for (const std::string_view name : version.limits) {
-    const auto limit = NumberIn(group / name);
+    const auto limit = NumberIn(fmt::format("{}/{}", group, name));
     if (!limit) continue;
     const Bytes left = *limit - std::min(*limit, taken);
     if (!least || left < least->bytes)
-      least = HostRoom{left, fmt::format("the memory limit ({}) of the cgroup {}", name, group.string())};
+      least = HostRoom{left, fmt::format("the memory limit ({}) of the cgroup {}", name, group)};
   }
 }
 
-// The group and its ancestors.
-void ConsiderGroups(const std::filesystem::path& root, const std::string& own, const Version& version,
-                    std::optional<HostRoom>& least) {
-  std::filesystem::path group(own.empty() ? "/" : own);
+// The group, which begins with a slash, and its ancestors. In text: without memory for it std::filesystem::path of libstdc++ 12
+// frees its parts twice.
+void ConsiderGroups(const std::string& root, std::string group, const Version& version, std::optional<HostRoom>& least) {
   while (true) {
-    ConsiderGroup(root / version.mount / group.relative_path(), version, least);
-    if (group == group.root_path()) return;
-    group = group.parent_path();
+    const std::size_t end = group.find_last_not_of('/');
+    group.resize(end == std::string::npos ? 0 : end + 1);
+    ConsiderGroup(fmt::format("{}/{}{}", root, version.mount, group), version, least);
+    if (group.empty()) return;
+    group.resize(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));
   }
 }
 
@@ -98,13 +99,14 @@ std::optional<HostRoom> HostMemoryAvailable(const std::filesystem::path& root, c
   constexpr std::array<std::string_view, 1> kAvailable{"MemAvailable:"};
   if (const auto kib = SumBehind(root / "proc/meminfo", kAvailable))
     least = HostRoom{*kib << 10, "what the host has available (MemAvailable)"};
+  const std::string under = root == "/" ? "" : root.string();
   std::istringstream groups(ReadSmallFile(root / "proc" / process / "cgroup", kStatisticsMost));
   for (std::string line; std::getline(groups, line);) {
     const std::size_t names = line.find(':'), path = line.find(':', names + 1);
     if (names == std::string::npos || path == std::string::npos) continue;
     const std::string controllers = line.substr(names + 1, path - names - 1), own = line.substr(path + 1);
-    if (controllers.empty()) ConsiderGroups(root, own, kSecond, least);
-    if (("," + controllers + ",").find(",memory,") != std::string::npos) ConsiderGroups(root, own, kFirst, least);
+    if (controllers.empty()) ConsiderGroups(under, own, kSecond, least);
+    if (("," + controllers + ",").find(",memory,") != std::string::npos) ConsiderGroups(under, own, kFirst, least);
   }
   return least;
 }

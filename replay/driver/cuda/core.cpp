@@ -169,10 +169,11 @@ Status CudaDriver::Core::OpenLocked(Device& device, int ordinal) {
   }
   const InContext current(calls, device.context);
   if (!current.ok()) return Failure(current.result(), "cuCtxPushCurrent" + of);
-  const CUresult result = calls.stream_create(&device.stream, CU_STREAM_NON_BLOCKING);
-  if (result == CUDA_SUCCESS) return {};
-  device.stream = nullptr;
-  return Failure(result, "cuStreamCreate" + of);
+  CUstream stream = nullptr;
+  const CUresult result = calls.stream_create(&stream, CU_STREAM_NON_BLOCKING);
+  if (result != CUDA_SUCCESS) return Failure(result, "cuStreamCreate" + of);
+  device.stream = stream;
+  return {};
 }
 
 Result<bool> CudaDriver::Core::HasContext(DeviceOrdinal device) {

@@ -293,7 +293,7 @@ CudaDriver::NonZeroCopier::~NonZeroCopier() = default;
 
 CudaDriver::NonZeroCopier::Device& CudaDriver::NonZeroCopier::On(DeviceOrdinal device) {
   const MutexLock lock(mutex_);
-  auto& found = devices_[device];
+  auto& found = devices_[device];  // null until there is memory for one
   if (found != nullptr && found->Forgotten()) forgotten_.push_back(std::move(found));
   if (found == nullptr) found = std::make_unique<Device>(driver_, core_, device);
   return *found;
@@ -304,7 +304,7 @@ Status CudaDriver::NonZeroCopier::Finish(DeviceOrdinal device, Deadline until) {
   {
     const MutexLock lock(mutex_);
     auto* const it = FindIn(devices_, device);
-    if (it == nullptr || (*it)->Forgotten()) return {};
+    if (it == nullptr || *it == nullptr || (*it)->Forgotten()) return {};
     found = it->get();
   }
   return found->Finish(until);

@@ -119,6 +119,7 @@ class Participant {
         Perform(action, ticket);
         lacks_memory_ = false;
       } catch (const std::bad_alloc&) {
+        if (!came_ && !member_.patient && NsOf(round_.hooks.Time()) >= member_.until_ns) throw;
         LackMemory(ticket);
       }
     }
@@ -208,6 +209,7 @@ class Participant {
       if (!sound.ok()) why_ = sound;
       const bool had_memory = HadMemory([&] { round_.hooks.OnVote(vote->ballot, why_); });
       if (!had_memory) why_ = NoMemory();
+      came_ = true;
       if (vote->ballot == Ballot::kCome) round_.board.SetUntil(round_.seat, round_.call.patient ? 0 : member_.until_ns);
       round_.board.CastVote(round_.seat, round_.number, vote->ballot, vote->yes && sound.ok() && had_memory, why_,
                             vote->ballot == Ballot::kCome && round_.call.keeps);
@@ -271,6 +273,7 @@ class Participant {
   BoardReading reading_;
   std::array<bool, agreement::kBallots> reported_{};
   Status why_;                 // this member's work failed
+  bool came_ = false;          // it has voted
   bool lacks_memory_ = false;  // the last reading or step ended for want of it
   std::chrono::milliseconds sleep_ = kSleepLeast;
   Deadline waiting_since_ = round_.call.began;
@@ -291,7 +294,7 @@ Result<RoundOutcome> TakePart(Board& board, std::size_t seat, CallOnBoard& call,
   AMEM_ASSIGN(const RoundNumber round, board.NextRound());
   try {
     return Participant({board, seat, round, call, hooks}).Run();
-  } catch (const std::bad_alloc&) {  // it could not even begin, and the others are not to wait for it
+  } catch (const std::bad_alloc&) {  // it could not even come, and the others are not to wait for it
     board.CastVote(seat, round, Ballot::kCome, false, NoMemory());
     board.Decide(seat, round, Ballot::kCome, Cause::kVotedNo, seat);
     return NoMemory();

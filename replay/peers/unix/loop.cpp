@@ -33,6 +33,7 @@ Status ServiceLoop::Open() {
   const auto commanded = [this](Key, std::uint32_t) {
     ReadEvent(command_.get());
     RunCommands();
+    if (!Stopping()) Guarded([this] { client_.Woken(); });
   };
   if (epoll_ && command_ && Add(command_.get(), EPOLLIN, commanded) != 0) return {};
   return {CodeOfErrno(errno), "starting the service of peers: epoll and eventfd: " + ErrnoText(errno)};
@@ -85,25 +86,15 @@ void ServiceLoop::Post(std::function<void()> work) {
   SignalEvent(command_.get());
 }
 
-void ServiceLoop::Signal() noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    if (stopping_) return;
-    signaled_ = true;
-  }
-  SignalEvent(command_.get());
-}
+void ServiceLoop::Wake() noexcept { SignalEvent(command_.get()); }
 
 void ServiceLoop::RunCommands() {
   std::deque<std::function<void()>> commands;
-  bool signaled = false;
   {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
-    signaled = std::exchange(signaled_, false) && !stopping_;
   }
   for (const auto& command : commands) command();
-  if (signaled) Guarded([this] { client_.Signaled(); });
 }
 
 // ---- descriptors -----------------------------------------------------------------------------------------------------------

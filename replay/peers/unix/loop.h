@@ -37,8 +37,8 @@ class ServiceLoop : NoCopies {
     virtual void End() {}
     [[nodiscard]] virtual std::optional<Clock::time_point> NextDeadline() const = 0;
     virtual void Timers(Clock::time_point now) = 0;
-    virtual void Signaled() {}  // after Signal
-    virtual void Sweep() = 0;   // last in the turn: nothing refers to what it removes
+    virtual void Woken() {}    // after Wake, and sometimes without it
+    virtual void Sweep() = 0;  // last in the turn: nothing refers to what it removes
   };
 
   explicit ServiceLoop(Client& client) : client_(client) {}
@@ -92,8 +92,8 @@ class ServiceLoop : NoCopies {
   }
   // Without a result; dropped if the service has stopped.
   void Post(std::function<void()> work);
-  // Any thread, without memory: Client::Signaled is called soon. Several signals before that are one.
-  void Signal() noexcept;
+  // Any thread, without memory: Client::Woken is called soon, once for several.
+  void Wake() noexcept;
 
   // On the service thread, or before Start. The descriptor stays the caller's, who removes it before closing: closing alone is
   // not enough if forked children hold it. 0: the kernel refused it.
@@ -117,7 +117,6 @@ class ServiceLoop : NoCopies {
   std::thread thread_;
   std::mutex mutex_;
   std::deque<std::function<void()>> commands_;  // guarded by mutex_
-  bool signaled_ = false;                       // guarded by mutex_
   bool stopping_ = false;                       // guarded by mutex_
   bool ended_ = false;                          // the thread has ended; guarded by mutex_
   std::condition_variable ended_changed_;

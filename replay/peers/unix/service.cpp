@@ -48,7 +48,7 @@ Status PeerService::Start() {
   AMEM_TRY(loop_.Open());
   AMEM_TRY(entrance_.Open());
   AMEM_TRY(loop_.Start());
-  if (requests_ != nullptr) requests_->NotifyOfChanges([this] { loop_.Signal(); });
+  if (requests_ != nullptr) requests_->NotifyOfChanges([this] { loop_.Wake(); });
   return {};
 }
 

@@ -65,7 +65,7 @@ class PeerService final : private ServiceLoop::Client, NoCopies {
   void End() override;
   [[nodiscard]] std::optional<Clock::time_point> NextDeadline() const override;
   void Timers(Clock::time_point now) override;
-  void Signaled() override { ReportToRequester(); }
+  void Woken() override { ReportToRequester(); }
   void Sweep() override;
 
   void FlushToDelegate();

@@ -61,6 +61,7 @@ struct PluginTable {
   Kind kind;
   std::size_t functions = 0;
   void* const* real = nullptr;
+  std::string symbol;  // whose value is `real`
   std::array<void*, kMostFunctions> copy{};
   std::atomic<bool> renews{false};  // its registrations are PluginHandles'
   PluginGate gate;
@@ -376,12 +377,13 @@ std::optional<Kind> KindOf(std::string_view name) {
 //
 // NCCL unloads its plugins with its last communicator, and may find them at another address the next time. Nobody calls through
 // the table of an object that is not loaded any more.
-std::size_t PlaceOf(void* const* real, const Kind& kind, std::size_t functions) {
+std::size_t PlaceOf(void* const* real, const char* symbol, const Kind& kind, std::size_t functions) {
   const auto is_known = [&](const PluginTable& table) { return table.real == real && table.kind == kind; };
   const auto is_free = [](const PluginTable& table) { return table.real == nullptr; };
   const auto is_unloaded = [](const PluginTable& table) {
-    ElfImage image;
-    return !ElfImage::Containing(table.real, &image);
+    ElfImage image;  // another one may be there now
+    std::size_t bytes = 0;
+    return !ElfImage::Containing(table.real, &image) || image.Find(table.symbol.c_str(), &bytes) != table.real;
   };
   const std::lock_guard lock(g_tables_mutex);
   const auto first = [](const auto& is) {
@@ -394,6 +396,7 @@ std::size_t PlaceOf(void* const* real, const Kind& kind, std::size_t functions) 
   if (place == kMostTables) place = first(is_unloaded);
   if (place == kMostTables) return place;
   PluginTable& table = TableAt(place);
+  table.symbol = symbol;  // first, because there may be no memory for it
   if (!is_known(table)) Forever<PluginHandles>().Unloaded(&table.gate);
   table.kind = kind;
   table.functions = functions;
@@ -414,7 +417,7 @@ void* WrapPlugin(const char* name, void* table) {
     Runtime::Get().LeaveAllInPlace(fmt::format("{}, which this version of AMem does not know, may register it", name));
     return table;
   }
-  const std::size_t place = PlaceOf(static_cast<void* const*>(table), *kind, functions);
+  const std::size_t place = PlaceOf(static_cast<void* const*>(table), name, *kind, functions);
   if (place == kMostTables) {
     Runtime::Get().LeaveAllInPlace(
         fmt::format("{} may register it, and more tables of network plugins are loaded at once than the {} that AMem can see",

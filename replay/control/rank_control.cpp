@@ -110,8 +110,8 @@ bool RankControl::MayPause(bool return_soon) {
 // Where a request has paused the rank, and another thread of the program resumes, that thread waits too.
 bool RankControl::MayResume(bool return_soon) {
   for (bool again = false; !desk_.BeginOwnResume(); again = true) {
+    if (again) std::this_thread::sleep_for(return_soon ? desk_.slice() : desk_.slice() / kTries);  // until another thread comes
     if (again && return_soon) return false;
-    if (again) std::this_thread::sleep_for(desk_.slice() / kTries);  // another thread has to come for the request
     if (!Serve(RequestUnderWay::kOwnResume, return_soon)) return false;
   }
   return true;

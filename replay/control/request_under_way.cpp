@@ -93,7 +93,7 @@ RequestUnderWay::Next RequestUnderWay::AdvanceIdle(const Order& order, std::uint
   const OwnPause own = desk_.OwnPauseNow();
   // Others are paused, and are to pause again what has come back; of this rank, which runs, nobody has waited for it to come.
   const bool is_new = std::exchange(number_.seen, order.request) != order.request;
-  if (is_new && order.stage != Stage::kCome && own != OwnPause::kPaused && step != kOwnResume) {
+  if (is_new && order.stage != Stage::kCome && own != OwnPause::kPaused) {
     desk_.MarkDone(order.request);
     desk_.Report(Phase::kRunning, Stage::kCome);
     return Next::kGoOn;

@@ -39,16 +39,17 @@ HELP = ("help", "--help", "-h")
 MEASURE_SECONDS = 360  # after which `doctor --measure` ends whatever happens; it gives itself less
 
 
+# Shells hand down what they were started with, or were told by trap; so does systemd (IgnoreSIGPIPE=, which is on unless it says otherwise).
+HANDS_SIGNALS_DOWN = ("sh", "bash", "dash", "ash", "busybox", "zsh", "ksh", "mksh", "systemd")
+
+
 def ignored_by_parent(number):
-    """Whether this process has probably started with that signal ignored, which Python has overwritten: its parent ignores it, as a shell after
-    trap or a service manager does. A Python that ignores it for itself starts others without."""
+    """Whether this process has probably started with that signal ignored, which Python has overwritten. Of parents that ignore it for themselves, and
+    start others without, nothing can be told."""
     parent = "/proc/%d/" % os.getppid()
     try:
-        if os.path.basename(os.readlink(parent + "exe")).startswith("python"):
+        if os.path.basename(os.readlink(parent + "exe")) not in HANDS_SIGNALS_DOWN:
             return False
-    except OSError:  # of another user
-        pass
-    try:
         with open(parent + "status") as file:
             return any(line.startswith("SigIgn:") and int(line.split()[1], 16) >> (number - 1) & 1 for line in file)
     except (OSError, ValueError, IndexError):

@@ -63,12 +63,12 @@ void Entrance::Accept(const Listener& listener) {
   for (int i = 0; i < kVisitorsATurn; ++i) {
     UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
-      const bool no_descriptor = errno == EMFILE || errno == ENFILE;
+      const bool of_host = errno == ENFILE, no_descriptor = of_host || errno == EMFILE;
       if (no_descriptor || errno == ENOMEM || errno == ENOBUFS) {
         Listen(0);  // or the loop would spin on it
         listen_again_ = ServiceLoop::Clock::now() + kAcceptRetry;
       }
-      if (no_descriptor) RefuseForWantOfDescriptors(listener);
+      if (no_descriptor) RefuseForWantOfDescriptors(listener, of_host);
       if (!no_descriptor) full_since_.reset();
       return;
     }
@@ -80,7 +80,7 @@ void Entrance::Accept(const Listener& listener) {
 }
 
 // Peers would wait for an answer until their deadline, and learn nothing. One descriptor is reserved to answer them.
-void Entrance::RefuseForWantOfDescriptors(const Listener& listener) {
+void Entrance::RefuseForWantOfDescriptors(const Listener& listener, bool of_host) {
   if (!IsVisited(listener)) return full_since_.reset();  // the kernel wants a descriptor before it looks for a visitor
   const Time now = ServiceLoop::Clock::now();
   if (!full_since_ || now > full_last_ + kFullForLong) full_since_ = now;  // what was so long ago says nothing of today
@@ -90,12 +90,13 @@ void Entrance::RefuseForWantOfDescriptors(const Listener& listener) {
   // Any thread of the process may take the descriptor while it is free, which is why it is so only for somebody who waits.
   for (int i = 0; i < kVisitorsATurn && spare_ && IsVisited(listener); ++i) {
     spare_.Reset();
+    if (of_host) nothing_.Reset();  // the two are one open file of the host's
     UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket) {
       const auto peer = CredentialsOf(socket.get());
       if (peer && peer->uid == uid_) SendWantOfDescriptors(socket);
       // Closed and the spare one again in one step: who has the answer may be a thread that waits for a free descriptor.
-      if (::dup3(nothing_.get(), socket.get(), O_CLOEXEC) >= 0) spare_ = std::move(socket);
+      if (nothing_ && ::dup3(nothing_.get(), socket.get(), O_CLOEXEC) >= 0) spare_ = std::move(socket);
     }
     HaveSpare();
   }

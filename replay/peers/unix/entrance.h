@@ -42,7 +42,7 @@ class Entrance : NoCopies {
  private:
   void Accept(const Listener& listener);
   void HaveSpare();
-  void RefuseForWantOfDescriptors(const Listener& listener);
+  void RefuseForWantOfDescriptors(const Listener& listener, bool of_host);  // no process has one
   void SendWantOfDescriptors(const UniqueFd& socket);
   void Listen(std::uint32_t events);
 

@@ -234,7 +234,7 @@ TEST_F(PluginTest, nccl_gets_our_function_for_every_name_that_registers) {
   EXPECT_EQ(look_up(plugin_, "gdr_no_such_function"), nullptr);
 }
 
-// NCCL does so with its last communicator. Another library may lie where the plugin was.
+// NCCL does so with its last communicator. Each time it lies somewhere else.
 TEST_F(PluginTest, one_that_is_unloaded_and_loaded_again_and_again_is_seen_each_time) {
   const test::TemporaryDirectory directory;
   const auto look_up = Nccl<void*(void*, const char*)>("stand_in_nccl_look_up");

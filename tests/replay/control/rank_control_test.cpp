@@ -723,6 +723,28 @@ TEST_F(RankControlTest, a_thread_that_would_resume_what_is_back_comes_for_no_req
   EXPECT_TRUE(control->MayResume(true));
 }
 
+TEST_F(RankControlTest, a_thread_that_would_resume_what_is_back_tells_a_request_that_the_rank_runs) {
+  PauseAt(7, false);
+  AskFor(2, Ask::kResume);
+  Allow(Stage::kNccl);
+  ASSERT_TRUE(GoesOnAt(7));
+  AskFor(3, Ask::kPause, 0, true);  // others are paused, and are to stay so
+  Allow(Stage::kNccl);
+  (void)control->MayResume(true);
+  EXPECT_TRUE(GoesOnAt(8));
+  EXPECT_EQ(is().asked, Order());
+  EXPECT_TRUE(control->MayResume(true));
+}
+
+TEST_F(RankControlTest, a_thread_that_waits_for_another_ones_coming_is_asked_seldom) {
+  AskFor(1, Ask::kPause, 5);
+  int asked = 0;
+  for (const auto begun = std::chrono::steady_clock::now();
+       std::chrono::steady_clock::now() < begun + std::chrono::milliseconds(200);)
+    asked += control->MayResume(true) ? 0 : 1;
+  EXPECT_LT(asked, 100);
+}
+
 TEST_F(RankControlTest, a_resume_where_nothing_is_paused_is_settled_at_once) {
   AskFor(1, Ask::kResume);
   EXPECT_TRUE(GoesOnAt(5));

@@ -588,6 +588,26 @@ def tool(*words):
     return subprocess.Popen([os.environ["TOOL"], *words, str(os.getpid())], env=environment, stdout=subprocess.PIPE, text=True)
 """
 
+    # The process is paused from outside, and in 0.3 s a handler raises Interrupted in the main thread.
+    INTERRUPTED_IN_A_PAUSE = """
+class Interrupted(Exception):
+    pass
+def interrupt(*_):
+    raise Interrupted
+def serve():
+    while not ended:
+        amem.safepoint()
+        time.sleep(0.001)
+ended = []
+worker = threading.Thread(target=serve)
+worker.start()
+before = in_use()
+assert tool("pause").wait() == 0
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+began = time.monotonic()
+"""
+
     def ask(self, script, **more):
         return self.check(self.TOOL + script, TOOL=ExitCode.REPLAY, **more)
 
@@ -675,24 +695,8 @@ assert seen == [0, before], (seen, before)
     @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
     def test_a_block_that_waits_for_a_resume_from_outside_can_be_interrupted(self):
         self.ask(
-            """
-import signal
-class Interrupted(Exception):
-    pass
-def interrupt(*_):
-    raise Interrupted
-def work():
-    while not ended:
-        amem.safepoint()
-        time.sleep(0.001)
-ended = []
-worker = threading.Thread(target=work)
-worker.start()
-before = in_use()
-assert tool("pause").wait() == 0
-signal.signal(signal.SIGALRM, interrupt)
-signal.setitimer(signal.ITIMER_REAL, 0.3)
-began = time.monotonic()
+            self.INTERRUPTED_IN_A_PAUSE
+            + """
 try:
     with amem.paused():
         raise AssertionError("it began")
@@ -733,23 +737,8 @@ assert seen == [[0], 0, before], (seen, before)
     @unittest.skipUnless(os.access(ExitCode.REPLAY, os.X_OK), "amem-replay is not built here")
     def test_an_adapter_that_is_interrupted_while_it_waits_for_the_resume_has_nothing_to_bring_back(self):
         self.ask(
-            """
-class Interrupted(Exception):
-    pass
-def interrupt(*_):
-    raise Interrupted
-ended = []
-def serve():
-    while not ended:
-        amem.safepoint()
-        time.sleep(0.001)
-worker = threading.Thread(target=serve)
-worker.start()
-before = in_use()
-assert tool("pause").wait() == 0
-signal.signal(signal.SIGALRM, interrupt)
-signal.setitimer(signal.ITIMER_REAL, 0.3)
-began = time.monotonic()
+            self.INTERRUPTED_IN_A_PAUSE
+            + """
 try:
     amem.frameworks.pause_nccl()
     raise AssertionError("it paused")

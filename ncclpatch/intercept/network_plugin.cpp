@@ -61,7 +61,7 @@ struct PluginTable {
   Kind kind;
   std::size_t functions = 0;
   void* const* real = nullptr;
-  std::string symbol;  // whose value is `real`
+  std::array<char, 32> symbol{};  // whose value is `real`; all that are known fit
   std::array<void*, kMostFunctions> copy{};
   std::atomic<bool> renews{false};  // its registrations are PluginHandles'
   PluginGate gate;
@@ -383,7 +383,7 @@ std::size_t PlaceOf(void* const* real, const char* symbol, const Kind& kind, std
   const auto is_unloaded = [](const PluginTable& table) {
     ElfImage image;  // another one may be there now
     std::size_t bytes = 0;
-    return !ElfImage::Containing(table.real, &image) || image.Find(table.symbol.c_str(), &bytes) != table.real;
+    return !ElfImage::Containing(table.real, &image) || image.Find(table.symbol.data(), &bytes) != table.real;
   };
   const std::lock_guard lock(g_tables_mutex);
   const auto first = [](const auto& is) {
@@ -396,7 +396,7 @@ std::size_t PlaceOf(void* const* real, const char* symbol, const Kind& kind, std
   if (place == kMostTables) place = first(is_unloaded);
   if (place == kMostTables) return place;
   PluginTable& table = TableAt(place);
-  table.symbol = symbol;  // first, because there may be no memory for it
+  std::snprintf(table.symbol.data(), table.symbol.size(), "%s", symbol);
   if (!is_known(table)) Forever<PluginHandles>().Unloaded(&table.gate);
   table.kind = kind;
   table.functions = functions;

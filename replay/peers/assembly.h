@@ -54,8 +54,8 @@ class Assembly {
   [[nodiscard]] virtual std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions) {
     return sessions.empty() ? std::nullopt : std::optional(sessions.front());
   }
-  // Where the scope is now that the call has ended, for this session's page. If nothing is said the delegate is asked, which
-  // may not be able to say.
+  // Where the scope is now that the call has ended, for this session's page: the delegate, which is asked as well, cannot say
+  // that while a driver call holds the ledger.
   virtual void EndedAs(CycleProgress /*now*/) {}
   // The call failed by that session's end before all had come: those that come later, and find only the living, fail too.
   virtual void FailedBy(SessionId lost) = 0;

@@ -1,6 +1,5 @@
 // Pauses and resumes of a program in which memory is refused, through all of the C interface and on the stand-in for the
 // driver: the program goes on, and what it calls next works. At a part of the allocations, by night at more of them.
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/scenarios/job.h"

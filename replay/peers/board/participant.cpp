@@ -119,7 +119,7 @@ class Participant {
         Perform(action, ticket);
         lacks_memory_ = false;
       } catch (const std::bad_alloc&) {
-        if (!came_ && !member_.patient && NsOf(round_.hooks.Time()) >= member_.until_ns) throw;
+        if (!HasVoted() && !member_.patient && NsOf(round_.hooks.Time()) >= member_.until_ns) throw;
         LackMemory(ticket);
       }
     }
@@ -130,6 +130,11 @@ class Participant {
     return static_cast<std::uint64_t>(std::chrono::nanoseconds(deadline.time_since_epoch()).count());
   }
   static Deadline DeadlineAt(std::uint64_t ns) { return Deadline(std::chrono::nanoseconds(ns)); }
+
+  // As the board shows it, which is read without memory once it has been read for the first time.
+  [[nodiscard]] bool HasVoted() const {
+    return round_.seat < reading_.seats.size() && reading_.seats[round_.seat].votes[0] != agreement::Vote::kNone;
+  }
 
   // Who has no memory to go on with is against what it has not voted on yet. Of what it has voted on it awaits the decision,
   // for which it needs none.
@@ -209,7 +214,6 @@ class Participant {
       if (!sound.ok()) why_ = sound;
       const bool had_memory = HadMemory([&] { round_.hooks.OnVote(vote->ballot, why_); });
       if (!had_memory) why_ = NoMemory();
-      came_ = true;
       if (vote->ballot == Ballot::kCome) round_.board.SetUntil(round_.seat, round_.call.patient ? 0 : member_.until_ns);
       round_.board.CastVote(round_.seat, round_.number, vote->ballot, vote->yes && sound.ok() && had_memory, why_,
                             vote->ballot == Ballot::kCome && round_.call.keeps);
@@ -273,7 +277,6 @@ class Participant {
   BoardReading reading_;
   std::array<bool, agreement::kBallots> reported_{};
   Status why_;                 // this member's work failed
-  bool came_ = false;          // it has voted
   bool lacks_memory_ = false;  // the last reading or step ended for want of it
   std::chrono::milliseconds sleep_ = kSleepLeast;
   Deadline waiting_since_ = round_.call.began;

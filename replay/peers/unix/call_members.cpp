@@ -30,7 +30,7 @@ CallMembers::CallMembers(const ConnectionContext& context, PeerService& service,
 
 // The last that its page says of this call. For that it needs no memory, unless nothing was published of it.
 CallMembers::~CallMembers() {
-  if (!has_ended_) static_cast<void>(OrNoMemory([this] { return Note(delegate_.Progress(own_.tag)), Status(); }));
+  static_cast<void>(OrNoMemory([this] { return Note(delegate_.Progress(own_.tag)), Status(); }));
   own_.call.reset();
   static_cast<void>(OrNoMemory([this] { return pages().Publish(std::move(own_)); }));
 }
@@ -40,11 +40,6 @@ void CallMembers::Note(CycleProgress now) {
   if (now.lifecycle == Lifecycle::kNew) return;
   own_.lifecycle = now.lifecycle;
   own_.cycle = now.cycle;
-}
-
-void CallMembers::EndedAs(CycleProgress now) {
-  Note(now);
-  has_ended_ = true;
 }
 
 Status CallMembers::Publish(Deadline until) {

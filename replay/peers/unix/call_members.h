@@ -42,7 +42,7 @@ class CallMembers : NoCopies {
   [[nodiscard]] board::ScopeFacts FactsOf(SessionId session) const;
   [[nodiscard]] ProcessSeen See(SessionId session, std::chrono::milliseconds waited);
   [[nodiscard]] std::optional<SessionId> SharesNow(const std::vector<SessionId>& sessions);
-  void EndedAs(CycleProgress now);
+  void EndedAs(CycleProgress now) { Note(now); }
   void FailedBy(SessionId lost);
 
   // On which hellos were exchanged.
@@ -73,8 +73,7 @@ class CallMembers : NoCopies {
   PeerDelegate& delegate_;
   const SessionId self_;
   const CycleKind kind_;
-  board::ScopeFacts own_;   // of this scope, as published
-  bool has_ended_ = false;  // and `own_` has where
+  board::ScopeFacts own_;  // of this scope, as published
   std::map<SessionId, std::unique_ptr<PeerConnection>> connections_;
   std::map<SessionId, PeerIdentity> known_;  // as last read
   std::set<SessionId> ended_;                // before this call saw them alive

@@ -98,6 +98,7 @@ void Entrance::RefuseForWantOfDescriptors(const Listener& listener, bool of_host
       // Closed and the spare one again in one step: who has the answer may be a thread that waits for a free descriptor.
       if (nothing_ && ::dup3(nothing_.get(), socket.get(), O_CLOEXEC) >= 0) spare_ = std::move(socket);
     }
+    socket.Reset();  // before that is asked for which it may have taken
     HaveSpare();
   }
 }

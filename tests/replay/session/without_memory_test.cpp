@@ -2,6 +2,7 @@
 // nobody waits for it, and the next pauses and resumes work.
 #include "tests/without_memory.h"
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -12,6 +13,7 @@
 
 #include "journal/base/no_memory.h"
 #include "replay/cycle/network.h"
+#include "replay/driver/cuda/cuda_driver.h"
 #include "tests/in_thread.h"
 #include "tests/journal/temporary.h"
 #include "tests/replay/session/session_process.h"
@@ -259,6 +261,45 @@ TEST_F(ItsJournal, that_was_removed_begins_anew) {
         CheckJournal();
       },
       20, {2});
+}
+
+// The stand-in for the driver has no memory for its own things then, either, which the real one does not say by an exception.
+TEST_F(WithoutMemoryTest, a_first_copy_on_a_device_leaves_later_ones_as_they_are) {
+  constexpr DeviceOrdinal kGpu{0};
+  setenv("AMEM_SIM_DEVICES", "1", 1);
+  setenv("AMEM_SIM_CAPACITY_MIB", "64", 1);
+  void* const library = dlopen(AMEM_STAND_IN_CUDA, RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(library, nullptr) << dlerror();
+  std::unique_ptr<CudaDriver> driver;
+  Address at;
+  std::unique_ptr<PinnedBuffer> pinned;
+  const auto begin_anew = [&] {  // one on which nothing was ever copied
+    pinned.reset();
+    driver = *CudaDriver::Load([&](const char* name) { return dlsym(library, name); });
+    const auto handle = *driver->Create(k2M, Process::On(kGpu), 0);
+    at = *driver->Reserve(k2M, 0, {}, 0);
+    ASSERT_TRUE(driver->Map(at, k2M, 0, handle, 0).ok());
+    const AccessDescriptor access{{LocationType::kDevice, kGpu.value}, 3};
+    ASSERT_TRUE(driver->SetAccess(at, k2M, std::span(&access, 1)).ok());
+    ASSERT_TRUE(driver->Release(handle).ok());
+    pinned = *driver->AllocatePinned(k2M);
+  };
+  const auto gather = [&] {
+    const Extent extent{at, k2M, pinned->data()};
+    return driver->Gather(kGpu, std::span(&extent, 1));
+  };
+  const auto finish = [&] { return driver->FinishCopies(kGpu, In(std::chrono::seconds(10))); };
+  begin_anew();
+  Each(
+      gather,
+      [&](const Status&) {
+        const Status finished = finish(), again = gather(), both = finish();
+        ASSERT_TRUE(finished.ok() && again.ok() && both.ok()) << finished.message() << again.message() << both.message();
+        ASSERT_TRUE(driver->Unmap(at, k2M).ok());
+        ASSERT_TRUE(driver->FreeRange(at, k2M).ok());
+        begin_anew();
+      },
+      5);
 }
 
 TEST(CallGateTest, that_could_not_be_closed_lets_calls_in_also_without_memory_to_say_who_is_inside) {
